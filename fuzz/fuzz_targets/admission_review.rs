@@ -1,4 +1,4 @@
-//! Fuzzes the responses of the admission webhook with the properties that the replay test checks.
+//! Fuzzes the responses of the admission webhook. The test that replays the corpus checks the same properties.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

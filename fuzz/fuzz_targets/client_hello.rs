@@ -1,4 +1,4 @@
-//! Fuzzes the TLS ClientHello parser of inbound listeners with the properties that the replay test checks.
+//! Fuzzes the TLS ClientHello parser of inbound listeners. The test that replays the corpus checks the same properties.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

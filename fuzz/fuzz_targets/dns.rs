@@ -1,4 +1,4 @@
-//! Fuzzes the DNS server of a sidecar with the properties that the replay test checks.
+//! Fuzzes the DNS server of a sidecar. The test that replays the corpus checks the same properties.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

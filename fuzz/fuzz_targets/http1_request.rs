@@ -1,4 +1,4 @@
-//! Fuzzes the HTTP/1.1 request head parser with the properties that the replay test checks.
+//! Fuzzes the HTTP/1.1 request head parser. The test that replays the corpus checks the same properties.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzzes the conversion of heads from HTTP/2 to HTTP/1.1 and back with the properties that the replay test checks.
+//! Fuzzes the conversion of heads between HTTP/2 and HTTP/1.1. The test that replays the corpus checks the same properties.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

@@ -1,4 +1,4 @@
-//! Fuzzes JSON web tokens and JWK sets with the properties that the replay test checks.
+//! Fuzzes JSON web tokens and JWK sets. The test that replays the corpus checks the same properties.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

@@ -1,4 +1,4 @@
-//! Fuzzes the receiving half of the link with the properties that the replay test checks.
+//! Fuzzes the receiving half of the link. The test that replays the corpus checks the same properties.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzzes the manifest readers with the properties that the replay test checks.
+//! Fuzzes the manifest readers. The test that replays the corpus checks the same properties.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzzes the migration of other meshes' manifests with the properties that the replay test checks.
+//! Fuzzes the migration of other meshes' manifests. The test that replays the corpus checks the same properties.
 
 #![no_main]
 

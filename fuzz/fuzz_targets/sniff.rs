@@ -1,4 +1,4 @@
-//! Fuzzes protocol detection with the properties that the replay test checks.
+//! Fuzzes protocol detection. The test that replays the corpus checks the same properties.
 
 #![no_main]
 

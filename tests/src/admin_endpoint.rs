@@ -1,4 +1,4 @@
-//! The admin endpoint of a running sidecar.
+//! Reads the configuration and the metrics of a running sidecar from its admin endpoint.
 
 use std::net::SocketAddr;
 

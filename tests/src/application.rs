@@ -25,7 +25,7 @@ pub struct ReceivedRequest {
 pub enum ApplicationResponse {
     /// These bytes, which may be invalid HTTP.
     Bytes(Vec<u8>),
-    /// No response while the client waits.
+    /// No response; the connection stays open until the client closes it.
     NoResponse,
     /// The connection is closed without a response.
     CloseConnection,
@@ -120,6 +120,7 @@ fn serve_connection(
         let body = read_body(&mut reader, &head, UndeclaredBody::Empty)?;
         match respond(&ReceivedRequest { head, body }) {
             ApplicationResponse::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
+            // Returns when the client closes the connection.
             ApplicationResponse::NoResponse => drop(read_head(&mut reader)?),
             ApplicationResponse::CloseConnection => return Ok(()),
         }

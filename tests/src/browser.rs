@@ -1,4 +1,4 @@
-//! A headless browser: the layout of a page's parts, and a screenshot.
+//! Opens a page in a headless browser, and records the positions of its tables and drawings and the color of each pixel.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,7 +14,7 @@ pub struct RenderedPage {
     /// The document after layout.
     pub document: String,
     /// The tables and drawings of the page, in document order.
-    pub parts: Vec<PagePart>,
+    pub elements: Vec<PageElement>,
     width: usize,
     height: usize,
     /// Red, green and blue of each pixel, row by row.
@@ -23,7 +23,7 @@ pub struct RenderedPage {
 
 /// A table or drawing of a page, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PagePart {
+pub struct PageElement {
     /// The tag: `table` or `svg`.
     pub tag: String,
     /// The distance from the left edge of the page, in pixels.
@@ -54,7 +54,7 @@ impl RenderedPage {
         run_browser(&page, folder, &[&format!("--screenshot={}", picture.display())]);
         let picture = Screenshot::read(&picture);
         Self {
-            parts: document.split("data-shown=\"").skip(1).map(PagePart::parse).collect(),
+            elements: document.split("data-shown=\"").skip(1).map(PageElement::parse).collect(),
             document,
             width: picture.width,
             height: picture.height,
@@ -62,17 +62,17 @@ impl RenderedPage {
         }
     }
 
-    /// Returns the number of colors in the area of a part: one if it is blank.
+    /// Returns the number of colors in the area of an element: one if it is blank.
     #[must_use]
-    pub fn count_colors(&self, part: &PagePart) -> usize {
-        let rows = part.top..(part.top + part.height).min(self.height);
-        let right = (part.left + part.width).min(self.width);
-        let positions = rows.flat_map(|row| (part.left..right).map(move |column| (row, column)));
+    pub fn count_colors(&self, element: &PageElement) -> usize {
+        let rows = element.top..(element.top + element.height).min(self.height);
+        let right = (element.left + element.width).min(self.width);
+        let positions = rows.flat_map(|row| (element.left..right).map(move |column| (row, column)));
         positions.map(|(row, x)| self.pixels[row * self.width + x]).collect::<BTreeSet<_>>().len()
     }
 }
 
-impl PagePart {
+impl PageElement {
     fn parse(attribute: &str) -> Self {
         let (attribute, _) = attribute.split_once('"').expect("an attribute ends");
         let values: Vec<&str> = attribute.split(' ').collect();
@@ -130,7 +130,7 @@ fn run_browser(url: &str, folder: &Path, options: &[&str]) -> String {
     browser.printed_output()
 }
 
-/// Records the position of each part.
+/// Records the position of each table and drawing in an attribute of the element.
 const MEASURE_SCRIPT: &str = "<script>for (const part of document.querySelectorAll('table, svg')) {\
      const box = part.getBoundingClientRect();\
      const numbers = [box.left + scrollX, box.top + scrollY, box.width, box.height];\

@@ -211,6 +211,7 @@ impl TestNamespace {
     fn describe_objects(&self) -> String {
         let pods = self.kubectl(&["get", "pods", "-o", "wide"]);
         let events = self.kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
+        // `kubectl logs` requires a selector: every Pod matches this one.
         let logs = self.kubectl(&[
             "logs",
             "--all-containers",
@@ -238,7 +239,7 @@ impl TestNamespace {
         expect_stdout(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]))
     }
 
-    /// Sends a request from a Pod.
+    /// Sends a request from a Pod. The exit status is -1 if no command can run there.
     #[must_use]
     pub fn curl(&self, pod: &str, arguments: &[&str]) -> CurlResult {
         let result = self.curl_repeatedly(pod, 1, arguments).pop();

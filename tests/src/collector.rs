@@ -16,6 +16,7 @@ pub use printed::{CollectedPoint, CollectedRecord};
 
 /// A running collector.
 pub struct OtlpCollector {
+    /// The directory of the configuration, deleted on drop.
     _directory: TempDir,
     program: TestProgram,
     /// The port for OTLP over HTTP.

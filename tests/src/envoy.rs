@@ -14,10 +14,11 @@ pub struct EnvoyListener {
     listen_port: u16,
     target_port: u16,
     protocol_options: Value,
-    /// The transport sockets of incoming and outgoing connections; plaintext if null.
+    /// The transport socket of accepted connections; plaintext if null.
     downstream_tls: Value,
+    /// The transport socket of connections to the target port; plaintext if null.
     upstream_tls: Value,
-    /// The HTTP filters.
+    /// The HTTP filters before the router.
     filters: Vec<Value>,
 }
 
@@ -99,13 +100,14 @@ impl EnvoyListener {
 
     fn cluster_config(&self) -> Value {
         let endpoint = json!({"endpoint": {"address": loopback_address(self.target_port)}});
-        let options = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-        let name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-        let options = json!({"@type": options, "explicit_http_config": self.protocol_options});
+        let options_type =
+            "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+        let options_name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+        let options = json!({"@type": options_type, "explicit_http_config": self.protocol_options});
         let mut cluster = json!({
             "name": self.cluster_name(),
             "connect_timeout": "5s",
-            "typed_extension_protocol_options": {name: options},
+            "typed_extension_protocol_options": {options_name: options},
             "load_assignment": {
                 "cluster_name": self.cluster_name(),
                 "endpoints": [{"lb_endpoints": [endpoint]}],

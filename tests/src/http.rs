@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// The response as received.
+/// A received response.
 #[derive(Debug, Clone)]
 pub struct Response {
     /// The status code.
@@ -70,4 +70,5 @@ pub fn exchange_bytes(address: SocketAddr, request: &str) -> io::Result<Response
     Ok(Response { status: status.ok_or_else(invalid_data)?, head, body })
 }
 
+/// The timeout of socket operations, far longer than a response on loopback takes.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -32,7 +32,7 @@ pub mod stream;
 
 pub use admin_endpoint::AdminEndpoint;
 pub use application::{ApplicationResponse, ReceivedRequest, TestApplication};
-pub use browser::{PagePart, RenderedPage};
+pub use browser::{PageElement, RenderedPage};
 pub use collector::{CollectedPoint, CollectedRecord, CollectedSpan, OtlpCollector};
 pub use connection::TestConnection;
 pub use descendants::{Descendant, child_processes, is_running};
@@ -67,6 +67,7 @@ use std::time::{Duration, Instant};
 /// If loopback has no free port.
 #[must_use]
 pub fn free_port() -> u16 {
+    // A random start, so that concurrent test processes try different ports. The shift leaves room for increments.
     static NEXT_PORT_OFFSET: LazyLock<AtomicU64> =
         LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
     let port_range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");

@@ -25,6 +25,7 @@ pub struct LoadOutcome {
     pub failed: Vec<(u64, String)>,
 }
 
+/// The parameters and the results that all threads of a load share.
 struct LoadState {
     method: &'static str,
     listener: SocketAddr,
@@ -149,7 +150,7 @@ impl LoadState {
         }
     }
 
-    /// Sends one request, over the last connection if it is still usable.
+    /// Sends one request, over the connection of the previous request if the server keeps it open.
     fn send_request(
         &self,
         id: u64,
@@ -167,4 +168,5 @@ impl LoadState {
     }
 }
 
+/// The timeout of [`BackgroundLoad::wait_for`].
 const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -45,6 +45,7 @@ impl MariaDb {
     fn server_options(&self) -> Vec<String> {
         let mut options =
             vec!["--no-defaults".to_owned(), format!("--datadir={}", self.file_path("tables"))];
+        // MariaDB runs as root only if the option requests it.
         if is_root() {
             options.push("--user=root".to_owned());
         }

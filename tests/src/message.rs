@@ -1,4 +1,4 @@
-//! HTTP/1.1 messages on blocking sockets, for both sides of a test.
+//! Reads HTTP/1.1 messages from blocking sockets, for the clients and the servers of tests.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -68,7 +68,7 @@ fn read_chunks(reader: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
         if reader.by_ref().take(size).read_to_end(&mut body)? as u64 != size {
             return Err(unexpected_end());
         }
-        // The end of a chunk, or of the trailers.
+        // An empty line ends a chunk. The last chunk, of size 0, may have trailers before this line.
         loop {
             line.clear();
             reader.read_line(&mut line)?;

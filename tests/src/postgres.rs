@@ -27,6 +27,7 @@ impl Postgres {
         let directory = tempfile::tempdir().expect("a folder");
         let directory_path = directory.path();
         let tls = SelfSigned::generate_files(directory_path, "localhost");
+        // PostgreSQL rejects a key that other users can read.
         std::fs::set_permissions(&tls.key, Permissions::from_mode(0o600)).expect("the key is ours");
         if is_root() {
             for path in [directory_path, &tls.key, &tls.certificate] {

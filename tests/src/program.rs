@@ -1,4 +1,4 @@
-//! A program under test, with its output, stopped only by its own process id.
+//! Runs a program under test, collects its output, and sends signals to its process.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ pub struct TestProgram {
     output: Arc<ProgramOutput>,
 }
 
+/// The lines of standard output and standard error, in order of arrival.
 #[derive(Default)]
 struct ProgramOutput {
     lines: Mutex<Vec<String>>,
@@ -212,6 +213,7 @@ impl Drop for TestProgram {
                 if !matches!(self.child.try_wait(), Ok(None)) {
                     return;
                 }
+                // A second panic during the unwinding would abort the process.
                 let lines =
                     self.output.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 drop(self.output.changed.wait_timeout(lines, Duration::from_millis(20)));
@@ -222,6 +224,7 @@ impl Drop for TestProgram {
     }
 }
 
+/// Reads the lines of a stream on a thread of its own, until the stream ends.
 fn collect_output(stream: impl Read + Send + 'static, output: &Arc<ProgramOutput>) {
     let output = output.clone();
     std::thread::spawn(move || {
@@ -229,6 +232,7 @@ fn collect_output(stream: impl Read + Send + 'static, output: &Arc<ProgramOutput
             output.lines.lock().unwrap().push(line);
             output.changed.notify_all();
         }
+        // Under the lock, so that no waiting thread misses the change between its check and its wait.
         let lines = output.lines.lock().unwrap();
         output.closed_streams.fetch_add(1, Ordering::SeqCst);
         drop(lines);

@@ -80,7 +80,7 @@ impl RunningSidecar {
 }
 
 fn find_named<'a>(objects: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
-    objects.as_array()?.iter().find(|entry| entry[key] == name)
+    objects.as_array()?.iter().find(|object| object[key] == name)
 }
 
 fn parse_address(value: &Value) -> Option<SocketAddr> {

@@ -225,6 +225,7 @@ impl ControlProgram {
     }
 }
 
+/// Starts a control plane and waits until it is ready. Returns the program and its listen address.
 fn start_control_program(
     release: Release,
     directory: &Path,
@@ -366,6 +367,7 @@ impl SidecarProgram {
     }
 }
 
+/// Starts a proxy and waits until it has logged its admin address. The proxy may not be ready yet.
 fn start_sidecar_program(
     release: Release,
     workload: &str,
@@ -396,6 +398,7 @@ fn log_field<'a>(line: &'a str, name: &str) -> &'a str {
     value_and_rest.split_whitespace().next().unwrap_or_default()
 }
 
-/// The name of the data directory.
+/// The default name of the data directory.
 const DATA_DIRECTORY: &str = "data";
+/// The timeout of starts and exits.
 const MAX_WAIT: Duration = Duration::from_secs(20);

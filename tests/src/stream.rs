@@ -169,6 +169,9 @@ fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+/// The size of each buffer of a socket with narrow buffers.
 const NARROW_BUFFER_BYTES: usize = 16 * 1024;
+/// The number of bytes after which a body repeats: a prime number, unlike the sizes of buffers.
 const PATTERN_PERIOD: usize = 251;
+/// The maximum size of one read or write.
 const BLOCK_BYTES: usize = 256 * 1024;

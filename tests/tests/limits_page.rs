@@ -1,4 +1,4 @@
-//! Consistency of the figures in `docs/limits.md` with the constants that it names.
+//! Compares the figures in `docs/limits.md` with the constants that the page names.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of a test fail by panicking")]
 
 use std::path::Path;
@@ -36,10 +36,10 @@ fn figures_and_expressions_are_read() {
 /// Returns the value of `crate::module::NAME`, or of a field of the default limits, in bytes, milliseconds or
 /// units.
 fn value_of(root: &Path, constant: &str) -> u128 {
-    let mut parts: Vec<&str> = constant.split("::").collect();
-    let name = parts.pop().expect(constant);
-    let (own, module) = parts.split_first().expect(constant);
-    let file = root.join(format!("crates/{own}/src/{}.rs", module.join("/")));
+    let mut segments: Vec<&str> = constant.split("::").collect();
+    let name = segments.pop().expect(constant);
+    let (crate_name, module) = segments.split_first().expect(constant);
+    let file = root.join(format!("crates/{crate_name}/src/{}.rs", module.join("/")));
     let text = std::fs::read_to_string(&file).expect(constant);
     if name.chars().all(|character| character.is_ascii_lowercase() || character == '_') {
         let default = text.split_once("impl Default for Limits").expect("the defaults").1;
@@ -51,6 +51,7 @@ fn value_of(root: &Path, constant: &str) -> u128 {
     evaluate_expression(rest.split(';').next().expect(constant))
 }
 
+/// Returns the value of a product, a shift, a duration in milliseconds, or a number.
 fn evaluate_expression(text: &str) -> u128 {
     let number = |text: &str| text.trim().replace('_', "").parse::<u128>().expect(text);
     if let Some((factor, rest)) = text.split_once(" * ") {
@@ -59,7 +60,9 @@ fn evaluate_expression(text: &str) -> u128 {
     if let Some((value, bits)) = text.split_once(" << ") {
         return number(value) << number(bits);
     }
-    if let Some(inner) = text.strip_prefix("Duration::from_").and_then(|it| it.strip_suffix(')')) {
+    if let Some(inner) =
+        text.strip_prefix("Duration::from_").and_then(|text| text.strip_suffix(')'))
+    {
         let (unit, value) = inner.split_once('(').expect(text);
         let milliseconds = [("secs", 1_000_u128), ("millis", 1)];
         let (_, factor) = milliseconds.iter().find(|(known, _)| *known == unit).expect(text);

@@ -46,6 +46,7 @@ async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     };
     tokio::pin!(connection, body);
     tokio::select! {
+        // The body is polled first, so that an error of the connection never replaces a complete response.
         biased;
         result = &mut body => result,
         result = &mut connection => {

@@ -60,6 +60,7 @@ pub(crate) struct BenchArgs {
     command: BenchCommand,
 }
 
+/// The suites, the installation of contenders, and the hidden helper processes of benchmarks.
 #[derive(Debug, Subcommand)]
 enum BenchCommand {
     /// Proxies alone: CPU, throughput, latency and memory, by connections and body size
@@ -132,13 +133,15 @@ impl BenchArgs {
     }
 }
 
+/// Returns the report of one suite in the form in which the suite `all` returns several.
 async fn single_report(
     report: impl Future<Output = anyhow::Result<SuiteReport>>,
 ) -> anyhow::Result<Vec<SuiteReport>> {
     Ok(vec![report.await?])
 }
 
-/// Runs until the reports are complete or a signal arrives; all child processes end with this one.
+/// Waits for the reports and publishes them. Fails if SIGTERM or SIGINT arrives first; all child processes end with this
+/// process.
 fn run_and_publish(
     options: &SuiteOptions,
     reports: impl Future<Output = anyhow::Result<Vec<SuiteReport>>>,

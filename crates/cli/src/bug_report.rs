@@ -38,7 +38,7 @@ pub(crate) struct BugReportArgs {
 }
 
 impl BugReportArgs {
-    /// Collects all available data into the archive, and prints the missing parts.
+    /// Collects all available diagnostics into the archive, and prints the files that are missing in it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let now = OffsetDateTime::now_utc();
@@ -60,9 +60,9 @@ impl BugReportArgs {
             // An incomplete archive is useless.
             std::fs::remove_file(&path).ok();
         }
-        let (is_complete, (file_count, missing_parts)) =
+        let (is_complete, (file_count, missing_files)) =
             archive_result.with_context(|| path.display().to_string())?;
-        let summary = render_summary(&path, file_count, &missing_parts);
+        let summary = render_summary(&path, file_count, &missing_files);
         match writes_to_stdout {
             true => eprint!("{summary}"),
             false => output::print_text(&summary)?,
@@ -84,11 +84,12 @@ async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result
         match mesh.query_json(path).await {
             Ok(page) => {
                 if *path == "/proxies" {
+                    // A page of another version of Leno is added to the report, but its sidecars are not queried.
                     proxies = serde_json::from_value(page.clone()).unwrap_or_default();
                 }
                 bundle.add_json(&file, &page)?;
             }
-            // An unreachable control plane fails all other queries as well.
+            // If the first query fails, the control plane is unreachable, and all others would fail as well.
             Err(error) if bundle.file_count == 0 => {
                 bundle.record_missing("control", &error);
                 return Ok(false);
@@ -164,13 +165,16 @@ fn create_in_first_writable(
     })
 }
 
-/// The archive that is being written, with the parts that are missing in it.
+/// The archive that is being written, with a list of the files that could not be collected.
 struct Bundle {
     archive: tar::Builder<GzEncoder<Box<dyn Write>>>,
     redaction: Redaction,
+    /// The size that further files may have in total, before compression.
     remaining_bytes: usize,
+    /// The number of files in the archive.
     file_count: usize,
-    missing_parts: Vec<String>,
+    /// The names of files or folders that could not be collected, each with the reason.
+    missing_files: Vec<String>,
 }
 
 impl Bundle {
@@ -181,7 +185,7 @@ impl Bundle {
             redaction: Redaction::new()?,
             remaining_bytes: MAX_UNCOMPRESSED_BYTES,
             file_count: 0,
-            missing_parts: Vec::new(),
+            missing_files: Vec::new(),
         })
     }
 
@@ -209,21 +213,22 @@ impl Bundle {
         Ok(())
     }
 
-    /// Records a part that is missing in the archive, with the reason.
+    /// Records a file or folder that could not be collected, with the reason.
     fn record_missing(&mut self, name: &str, error: &anyhow::Error) {
-        self.missing_parts.push(format!("{name}: {}", output::format_error(error)));
+        self.missing_files.push(format!("{name}: {}", output::format_error(error)));
     }
 
+    /// Writes the description and the end of the archive. Returns the number of files, and the missing files.
     fn finish_archive(mut self, now: OffsetDateTime) -> anyhow::Result<(usize, Vec<String>)> {
         let description = json!({
             "leno": env!("CARGO_PKG_VERSION"),
             "at": now.format(&Rfc3339)?,
             "machine": machine::describe_machine(),
-            "missing": self.missing_parts,
+            "missing": self.missing_files,
         });
         self.add_json("about.json", &description)?;
         self.archive.into_inner()?.finish()?.flush()?;
-        Ok((self.file_count, self.missing_parts))
+        Ok((self.file_count, self.missing_files))
     }
 }
 
@@ -234,20 +239,20 @@ fn default_file_name(now: OffsetDateTime) -> PathBuf {
         .into()
 }
 
-fn render_summary(path: &Path, file_count: usize, missing_parts: &[String]) -> String {
+fn render_summary(path: &Path, file_count: usize, missing_files: &[String]) -> String {
     let mut text = format!(
         "{}: {}. It contains names, addresses and rules, but no keys, tokens, bodies and environments of \
          applications. Review it before you send it.\n",
         path.display(),
         format_count(file_count, "file")
     );
-    for missing_part in missing_parts {
-        text.push_str(&format!("  missing: {missing_part}\n"));
+    for missing_file in missing_files {
+        text.push_str(&format!("  missing: {missing_file}\n"));
     }
     text
 }
 
-/// The queries to the control plane.
+/// The queries to the control plane: the name of the file without `.json`, and the path.
 const CONTROL_PAGES: &[(&str, &str)] = &[
     ("status", "/status"),
     ("rejected", "/rejected"),
@@ -262,7 +267,7 @@ const CONTROL_PAGES: &[(&str, &str)] = &[
     ("changes", "/changes"),
     ("traffic", "/traffic"),
 ];
-/// The queries to each sidecar.
+/// The queries to each sidecar: the name of the file, and the path.
 const SIDECAR_PAGES: &[(&str, &str)] = &[
     ("config.json", "/config"),
     ("connections.json", "/connections"),

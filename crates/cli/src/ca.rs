@@ -44,7 +44,7 @@ enum RotationStep {
     Activate,
     /// Stop trusting the old root
     Retire,
-    /// Return to the previous stage, until the old root is retired
+    /// Return to the previous stage; possible until the old root is retired
     Rollback,
 }
 
@@ -71,6 +71,7 @@ impl CaArgs {
             );
         }
         let now = SystemTime::now();
+        // The files change first: until the control plane has read them, it reports the previous generation.
         let current_authority =
             AuthoritySource::BuiltIn(authority_directory.clone()).open(&trust_domain, now)?;
         let ca_generation = format!("{:016x}", current_authority.ca_generation());
@@ -78,6 +79,7 @@ impl CaArgs {
         {
             bail!("the control plane has not applied the previous step yet: try again in a second");
         }
+        // A sidecar that has not applied the previous step would lose access to the mesh.
         let rotation = Rotation::for_authority(&authority_directory, trust_domain);
         let outdated_count = status.outdated;
         if matches!(self.step, RotationStep::Activate | RotationStep::Retire)

@@ -66,6 +66,7 @@ impl CheckArgs {
 struct CheckFindings {
     /// True if a mesh would accept all documents, and there is at least one.
     ok: bool,
+    /// The number of accepted objects.
     objects: usize,
     rejected: Vec<RejectedDocument>,
     warnings: Vec<Warning>,

@@ -26,6 +26,7 @@ impl CidrRange {
     /// Returns the network mask: 4 bytes for IPv4, 16 bytes for IPv6.
     pub(crate) fn mask(&self) -> Vec<u8> {
         let host_bits = u32::from(address_bits(self.first_address) - self.prefix_length);
+        // A shift by all bits, for a prefix of length zero, is `None`: the mask is zero.
         match self.first_address {
             IpAddr::V4(_) => u32::MAX.checked_shl(host_bits).unwrap_or(0).to_be_bytes().to_vec(),
             IpAddr::V6(_) => u128::MAX.checked_shl(host_bits).unwrap_or(0).to_be_bytes().to_vec(),
@@ -61,6 +62,7 @@ impl FromStr for CidrRange {
             return Err(invalid());
         }
         let host_bits = u32::from(address_width - prefix_length);
+        // As in `mask`, a prefix of length zero shifts by all bits.
         let first_address = match address {
             IpAddr::V4(address) => {
                 let mask = u32::MAX.checked_shl(host_bits).unwrap_or(0);

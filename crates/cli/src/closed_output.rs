@@ -37,7 +37,7 @@ async fn wait_until_output_closed(output: impl AsRawFd) {
         if ready_guard.ready().is_write_closed() {
             return;
         }
-        // Writable: wait for the next event.
+        // The output is still open and only has room for more: wait for the next event.
         ready_guard.clear_ready();
     }
     pending().await

@@ -94,7 +94,7 @@ pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
 }
 
 /// Converts an API server error to an error with the same message.
-pub(crate) fn format_api_error(error: ApiError) -> anyhow::Error {
+pub(crate) fn from_api_error(error: ApiError) -> anyhow::Error {
     anyhow::anyhow!("{error}")
 }
 

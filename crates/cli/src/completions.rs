@@ -11,7 +11,7 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CompletionsArgs {
-    /// Shell
+    /// Shell that the script is for
     #[arg(value_enum)]
     shell: Shell,
 }

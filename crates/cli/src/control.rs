@@ -77,11 +77,11 @@ pub(crate) struct MeshArgs {
     #[arg(long, value_name = "FILE")]
     jwks_ca: Option<PathBuf>,
     /// Hosts and address ranges from which `JwtValidation` keys may be fetched, in addition to public
-    /// addresses, or `none`; a host stands for its private addresses only [default: loopback and private
-    /// addresses; with --kubernetes none]
+    /// addresses, or `none`; a host permits only its private addresses [default: loopback and private addresses;
+    /// with --kubernetes none]
     #[arg(long, value_name = "LIST")]
     jwks_allow: Option<PermittedServers>,
-    /// Directory that contains all key files `JwtValidation`s may reference [default: all files; with
+    /// Directory that contains all key files that `JwtValidation`s may reference [default: all files; with
     /// --kubernetes none]
     #[arg(long, value_name = "DIR", value_parser = parse_absolute_path)]
     jwks_files: Option<PathBuf>,
@@ -235,6 +235,7 @@ impl ControlArgs {
     async fn serve(self) -> anyhow::Result<()> {
         let stop_signal = stop::stop_signal()?;
         let mut reload_signal = stop::ReloadSignal::new()?;
+        // Health checks get responses from the start on, which may take long in a cluster.
         let health = match self.health {
             Some(address) => {
                 Some(HealthListener::start_server(address).await.with_context(|| {
@@ -259,7 +260,7 @@ impl ControlArgs {
                 false => Ok((self.start_standalone(data.path()).await?, None)),
             }
         };
-        // The wait for an API server can be interrupted.
+        // A stop signal interrupts the start, which waits for the API server as long as it takes.
         let (control, mut cluster_tasks) = tokio::select! {
             () = &mut stop_signal => return Ok(()),
             start_result = start_task => start_result as anyhow::Result<_>,
@@ -285,8 +286,8 @@ impl ControlArgs {
         let outcome = tokio::select! {
             () = stop_signal => Ok(()),
             () = reload_loop => Ok(()),
-            outcome = control.wait_until_ended() => Err(anyhow::Error::from(outcome)),
-            outcome = kubernetes::wait_until_ended(&mut cluster_tasks) => Err(outcome),
+            error = control.wait_until_ended() => Err(anyhow::Error::from(error)),
+            error = kubernetes::wait_until_ended(&mut cluster_tasks) => Err(error),
         };
         tracing::info!("shutting down; sidecars keep their configuration");
         if let Some(health) = &health {

@@ -128,6 +128,8 @@ impl HomeArgs {
         cache_directory.context("no home directory for the build cache: set HOME or XDG_CACHE_HOME")
     }
 
+    /// Returns the directory `leno` in an XDG directory, or else in its default below the home directory; `None`
+    /// without both.
     fn resolve_directory(
         &self,
         xdg_directory: &Option<OsString>,
@@ -146,6 +148,7 @@ impl HomeArgs {
 #[derive(Debug)]
 pub(crate) struct ClaimedDataDirectory {
     path: PathBuf,
+    /// The open lock file; closing it releases the lock.
     _lock: File,
 }
 
@@ -186,6 +189,7 @@ impl ClaimedDataDirectory {
         Self::claim_with_timeout(path, LOCK_TIMEOUT)
     }
 
+    /// Claims the directory as [`Self::claim_unless_used`] does, with this timeout for the lock.
     fn claim_with_timeout(path: PathBuf, timeout: Duration) -> anyhow::Result<Option<Self>> {
         create_private_directory(&path)?;
         let mut lock = open_lock_file(&path)?;
@@ -269,10 +273,11 @@ fn belongs_to_other_user(owner: u32, own_user: u32) -> bool {
 /// and world-writable; otherwise the path itself.
 pub(crate) fn resolve_volume_path(path: PathBuf) -> PathBuf {
     let Some(parent) = path.parent() else { return path };
-    let (Ok(metadata), Ok(parent)) = (std::fs::metadata(&path), std::fs::metadata(parent)) else {
+    let (Ok(metadata), Ok(parent_metadata)) = (std::fs::metadata(&path), std::fs::metadata(parent))
+    else {
         return path;
     };
-    let is_mounted = metadata.dev() != parent.dev();
+    let is_mounted = metadata.dev() != parent_metadata.dev();
     match is_mounted && is_new_volume(metadata.mode(), metadata.uid()) {
         true => path.join(VOLUME_SUBDIRECTORY),
         false => path,
@@ -358,7 +363,7 @@ mod tests {
         let claim = || ClaimedDataDirectory::claim(data.clone());
         let running = claim().unwrap();
         let message = format!("is in use by another mesh (process {})", std::process::id());
-        // The second time the directory exists again, as the parts of the mesh recreate it.
+        // The second time the directory exists again, as the tasks of the mesh recreate it.
         for is_recreated in [false, true] {
             std::fs::remove_dir_all(&data).unwrap();
             if is_recreated {

@@ -105,6 +105,7 @@ async fn collect_inputs(
     let proxy = inputs.proxies.iter().find(|proxy| proxy.workload == workload);
     if proxy.is_some() {
         inputs.readiness = mesh.query_sidecar_readiness(workload).await;
+        // Ejected endpoints only add notices, so a diagnosis is possible without them.
         let ejected_page = mesh.query_sidecar_page(workload, "/ejected").await.ok();
         let ejected_response =
             ejected_page.and_then(|page| serde_json::from_str::<EjectedResponse>(&page).ok());

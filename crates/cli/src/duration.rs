@@ -48,6 +48,7 @@ pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Returns the length of a unit, in seconds; `None` for an unknown unit.
 fn unit_seconds(unit: &str) -> Option<f64> {
     Some(match unit {
         "us" | "µs" => 1e-6,

@@ -1,4 +1,4 @@
-//! The hidden `leno exec`: executes a command that ends with its supervisor.
+//! The hidden `leno exec`, with which `leno up` starts applications: executes a command that ends with its supervisor.
 
 use std::ffi::OsString;
 use std::fs;
@@ -95,6 +95,7 @@ impl ExecArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AccountSpec {
     Named(String),
+    /// A user ID and a group ID. Without the latter the group is that of the user's entry, or has the user ID.
     Id(u32, Option<u32>),
 }
 
@@ -116,7 +117,7 @@ impl FromStr for AccountSpec {
 ///
 /// Returns the name and home directory for the environment of the command; `None` if the user stays the same.
 fn switch_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
-    // Comments and names of other users may have any encoding.
+    // Comments and names of other users may have any encoding. A container image may have neither file.
     let read_text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let (users_text, groups_text) =
         (read_text(USERS_FILE).unwrap_or_default(), read_text(GROUPS_FILE).unwrap_or_default());
@@ -164,6 +165,7 @@ fn resolve_user(
     users_text: &str,
     groups_text: &str,
 ) -> anyhow::Result<UserIds> {
+    // NAME:PASSWORD:UID:GID:COMMENT:HOME:SHELL
     let user_entries = users_text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
@@ -194,14 +196,15 @@ fn resolve_user(
             (Some(name), user, requested_group.unwrap_or(group))
         }
     };
-    let other_group_ids = groups_text.lines().filter_map(|line| {
+    // NAME:PASSWORD:GID:MEMBER,MEMBER
+    let supplementary_ids = groups_text.lines().filter_map(|line| {
         let mut fields = line.split(':');
-        let other_id: u32 = fields.nth(2)?.parse().ok()?;
+        let supplementary_id: u32 = fields.nth(2)?.parse().ok()?;
         let is_member = fields.next()?.split(',').any(|member| Some(member) == name);
-        is_member.then_some(other_id)
+        is_member.then_some(supplementary_id)
     });
     let mut group_ids = vec![group_id];
-    group_ids.extend(other_group_ids.filter(|other_id| *other_id != group_id));
+    group_ids.extend(supplementary_ids.filter(|id| *id != group_id));
     Ok(UserIds { user_id, group_id, group_ids, home })
 }
 

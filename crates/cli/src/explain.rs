@@ -38,8 +38,7 @@ pub(crate) struct ExplainArgs {
     /// ID of a change of the running mesh, from `leno get changes`. Only for `explain change`
     #[arg(value_name = "ID", required_if_eq("topic", CHANGE_TOPIC))]
     id: Option<u64>,
-    /// File or directory of YAML manifests; can be repeated. If omitted, `explain request` queries the running
-    /// mesh
+    /// File or directory of YAML manifests; repeatable. If omitted, `explain request` queries the running mesh
     #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
     #[command(flatten)]
@@ -72,7 +71,7 @@ pub(crate) struct RequestArgs {
     /// HTTP method
     #[arg(long, short = 'X', default_value = "GET", value_parser = target::parse_method)]
     method: String,
-    /// HTTP header; can be repeated
+    /// HTTP header; repeatable
     #[arg(long, short = 'H', value_name = "NAME: VALUE", value_parser = target::parse_header)]
     header: Vec<(String, String)>,
 }

@@ -4,8 +4,9 @@ pub(crate) use leno_control::figures::{
     DEGRADED_BELOW, FAILING_BELOW, format_count, format_rate, format_share,
 };
 
-/// Formats milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`.
+/// Formats milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`; empty for `None`.
 pub(crate) fn format_latency(ms: Option<f64>) -> String {
+    // From each bound on, rounding would yield a fourth digit.
     match ms {
         None => String::new(),
         Some(ms) if ms < 9.995 => format!("{ms:.2} ms"),
@@ -29,7 +30,7 @@ pub(crate) fn format_memory(kib: u64) -> String {
     format!("{:.1} MiB", kib as f64 / 1024.0)
 }
 
-/// Renders numbers as a line of blocks, relative to the largest number.
+/// Renders numbers as a line of blocks, relative to the largest number; a zero is a blank.
 pub(crate) fn render_sparkline(numbers: &[u32]) -> String {
     const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let largest = numbers.iter().copied().max().unwrap_or(0).max(1);

@@ -68,7 +68,7 @@ enum Resource {
     /// Connected sidecars and their sync state
     #[value(alias = "proxy", alias = "sidecars")]
     Proxies,
-    /// Recent changes, each with the number for `leno explain change`
+    /// Recent changes, each with the ID for `leno explain change`
     #[value(alias = "change")]
     Changes,
     /// Routes
@@ -137,6 +137,7 @@ impl GetArgs {
         if self.out_of_sync {
             response = self.retain_out_of_sync(response)?;
         }
+        // The sidecars list these objects, and the control plane only lists the sidecars.
         if self.resource == Resource::Connections {
             let proxies: Vec<ProxyStatus> = parse_response(response)?;
             let results = connections::query_connections(&mesh, &proxies).await;
@@ -177,6 +178,7 @@ impl GetArgs {
             Resource::Certificates => {
                 table::certificate_table(&parse_response::<Vec<_>>(response)?)
             }
+            // Only proxies reach this arm: the others are printed above.
             Resource::Connections
             | Resource::Circuits
             | Resource::Ejected
@@ -301,6 +303,7 @@ impl MeshSocket {
         }
     }
 
+    /// Returns the status and the body of the sidecar's response.
     async fn query_sidecar(&self, workload: &str, path: &str) -> anyhow::Result<(u16, String)> {
         let path =
             format!("/sidecar?workload={}&path={}", percent_encode(workload), percent_encode(path));

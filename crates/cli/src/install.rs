@@ -83,8 +83,8 @@ pub(crate) struct InstallArgs {
     /// installed before, or none]
     #[arg(long, value_name = "LIST")]
     jwks_allow: Option<PermittedServers>,
-    /// Clients that may scrape the metrics of gateways and of sidecars with the annotation leno.dev/metrics:
-    /// enabled: `any`, or comma-separated addresses and ranges, such as those of Prometheus; `none` disables
+    /// Clients that may scrape the metrics of gateways and of sidecars with the annotation `leno.dev/metrics:
+    /// enabled`; `any`, or comma-separated addresses and ranges, such as those of Prometheus; `none` disables
     /// both [default: as installed before, or any for such sidecars and none for gateways]
     #[arg(long, value_name = "LIST")]
     metrics_from: Option<ClientRanges>,
@@ -152,6 +152,7 @@ impl InstallArgs {
             bin_dir: self.cni_bin_dir.clone().unwrap_or(node_network.bin_dir),
             conf_dir: self.cni_conf_dir.clone().unwrap_or(node_network.conf_dir),
         });
+        // A list on the command line replaces the installed list, and is not merged with it.
         let or_installed = |names: Option<&[Name]>, installed: BTreeSet<Name>| {
             names.map(listed_namespaces).unwrap_or(installed)
         };
@@ -178,6 +179,7 @@ impl InstallArgs {
             anyhow::bail!("--api-server requires --network-policies: set both, or neither");
         }
         let jwks_allow = match &self.jwks_allow {
+            // The word `none`.
             Some(servers) if *servers == PermittedServers::default() => None,
             Some(servers) => Some(servers.to_string()),
             None => installed.jwks_allow,
@@ -316,8 +318,8 @@ pub(crate) struct UninstallArgs {
     /// Also remove the rules, the CRDs, the CA and the namespace: clients of the mesh must then join a new one
     #[arg(long)]
     purge: bool,
-    /// Only delete the Lease and retract statuses, once no control plane runs: for use after another tool, such
-    /// as Helm, has removed the rest
+    /// Only delete the Lease and retract statuses, once no control plane runs; for use after another tool, such
+    /// as Helm, has removed the other objects
     #[arg(long, conflicts_with = "purge")]
     statuses_only: bool,
     /// Remove from the cluster [default: print the objects that would be removed]
@@ -335,6 +337,7 @@ impl UninstallArgs {
         }
         let namespace = self.cluster.namespace.to_string();
         let trust_domain = MeshConfig::default().trust_domain;
+        // The values of the options do not matter. They are set so that the objects of all options are removed.
         let cni = Some(NodeNetwork::default());
         let webhook_client_ca = Some(String::new());
         let options = InstallOptions {

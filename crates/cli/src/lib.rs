@@ -210,6 +210,7 @@ fn find_replacement_text(cause: &(dyn std::error::Error + 'static)) -> Option<&'
         return Some("not a number in range");
     }
     let address_error = cause.downcast_ref::<AddrParseError>()?;
+    // The error of an address with a port differs from that of a bare IP address, but has no public field for it.
     let has_port = SocketAddr::from_str("").is_err_and(|error| error == *address_error);
     Some(match has_port {
         true => wildcard_address::ADDRESS_AND_PORT,

@@ -39,7 +39,7 @@ pub(crate) struct LoadArgs {
     #[arg(required = true, value_name = "URL[=WEIGHT]", value_parser = parse_target)]
     targets: Vec<WeightedUrl>,
 
-    /// Number of connections; without --rate each sends its next request once the last is answered
+    /// Number of connections; without --rate each sends its next request after the response to the previous one
     #[arg(short, long, value_name = "N", default_value_t = 50, help_heading = RATE_HEADING)]
     connections: usize,
     /// Requests per second, independent of the server's speed; latencies count from the scheduled time of a
@@ -56,7 +56,7 @@ pub(crate) struct LoadArgs {
     /// Warm-up before the measurement, for each rate [default: 2s, or none with --requests]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = RATE_HEADING)]
     warmup: Option<Duration>,
-    /// Exit after this many measured requests; without --duration, only then
+    /// Exit after this many measured requests, or after --duration if it is set
     #[arg(short = 'n', long, value_name = "N", help_heading = RATE_HEADING)]
     requests: Option<u64>,
     /// Number of threads that share connections and rate; one is enough for most servers
@@ -104,7 +104,7 @@ pub(crate) struct LoadArgs {
           help_heading = REQUEST_HEADING)]
     body_size: Option<BodySize>,
 
-    /// Fail if a larger share of the requests fails: 0.01 or 1%
+    /// Maximum share of failed requests, such as 0.01 or 1%; a larger share fails the command
     #[arg(long, value_name = "SHARE", value_parser = parse_share, help_heading = REPORT_HEADING)]
     max_errors: Option<f64>,
     /// Output format

@@ -40,7 +40,7 @@ pub(crate) struct MigrateArgs {
     /// Directory for the converted files; created if missing, and must be empty
     #[arg(short, long, value_name = "DIRECTORY", required = true)]
     output: Option<PathBuf>,
-    /// Namespace of objects without one: items of Sermant's configuration center
+    /// Namespace for items of Sermant's configuration center, which have no namespace of their own
     #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     namespace: String,
 }
@@ -95,6 +95,7 @@ fn write_files(
     let mut files: Vec<(&Path, Vec<String>)> = Vec::new();
     for (document, result) in documents.iter().zip(results) {
         let texts = replacement_texts(document, result);
+        // The documents of one file follow each other.
         match files.last_mut().filter(|(path, _)| *path == document.output_file) {
             Some((_, file_texts)) => file_texts.extend(texts),
             None => files.push((&document.output_file, texts)),

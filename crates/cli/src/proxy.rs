@@ -111,7 +111,7 @@ pub(crate) async fn run_proxy(
     let drain_start = stop::wait_for_drain_delay(stop_signal, drain_delay, proxy.drain_starter());
     let sources = ReportSources { listeners, admin, in_flight, application };
     let report_task = report::report_listeners(sources, is_supervised)?;
-    // Reports end with the proxy: closed listeners are not reported.
+    // The report task is dropped when the proxy ends, so listeners that close at the end are not reported.
     tokio::select! {
         result = proxy.run(drain_start) => result?,
         never = report_task => match never {},

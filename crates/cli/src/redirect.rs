@@ -28,7 +28,7 @@ pub(crate) struct RedirectArgs {
     /// Destination ranges excluded from outbound redirection, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
     exclude_outbound_ranges: Vec<CidrRange>,
-    /// Destination ranges redirected to the mesh, exclusively [default: all]
+    /// The only destination ranges redirected to the mesh [default: all]
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
     include_outbound_ranges: Vec<CidrRange>,
     /// Application ports excluded from inbound redirection, reachable without mutual TLS
@@ -130,6 +130,7 @@ impl RedirectArgs {
                 .map(NftMatch::OutputInterface)
                 .map(build_return_rule),
         );
+        // Before the excluded ports and ranges, which do not apply to DNS.
         if self.dns {
             rules.extend([NftMatch::UdpPort(DNS_PORT), NftMatch::TcpPort(DNS_PORT)].map(
                 |condition| NftRule {

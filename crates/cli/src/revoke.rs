@@ -26,7 +26,7 @@ pub(crate) struct RevokeArgs {
     /// Workload to revoke; without one, list the revoked workloads
     #[arg(value_name = "NAMESPACE/NAME")]
     workload: Option<WorkloadName>,
-    /// UID of the pod to revoke, if several pods had this name in turn
+    /// UID of the pod to revoke, if several pods have had this name
     #[arg(long, value_name = "UID", requires = "workload", value_parser = Uid::new)]
     uid: Option<Uid>,
     /// Restore the workload's membership
@@ -37,7 +37,7 @@ pub(crate) struct RevokeArgs {
     /// Directory shared by the control planes of the mesh [default: the data directory]
     #[arg(long, value_name = "DIR", conflicts_with = "kubernetes")]
     shared: Option<PathBuf>,
-    /// Revoke a Kubernetes pod, in the MeshConfig: the pod that has this name now
+    /// Revoke the Kubernetes pod that has this name now, with an entry in the MeshConfig
     #[arg(long)]
     kubernetes: bool,
     /// Revoke every pod with this name, including future ones

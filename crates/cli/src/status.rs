@@ -117,6 +117,7 @@ fn render_status(inputs: &FindingInputs, findings: &[Finding], data_option: &str
         1 => "1 problem".to_owned(),
         count => format!("{count} problems"),
     };
+    // Requests that a route forwarded are counted at their clients already.
     let edges = inputs.traffic.edges.iter().filter(|edge| edge.kind != "route");
     let request_rate = format_rate(edges.map(|edge| edge.rates.per_second).sum());
     let mut text = format!(

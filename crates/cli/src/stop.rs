@@ -49,6 +49,7 @@ pub(crate) fn exit_when_blocked(
     lifetime: Option<Duration>,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // The signals are registered with this runtime, which then moves to the thread.
     let runtime_guard = runtime.enter();
     let stop_signal = stop_signal()?;
     drop(runtime_guard);
@@ -106,6 +107,7 @@ pub(crate) async fn wait_for_drain_delay(
 #[derive(Debug)]
 pub(crate) struct ReloadSignal {
     signal: Signal,
+    /// True if a standard stream was a terminal when the receiver was created.
     had_terminal: bool,
 }
 

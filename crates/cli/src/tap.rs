@@ -39,7 +39,7 @@ pub(crate) struct TapArgs {
     /// Only requests from this service account
     #[arg(long, value_name = "NAMESPACE/ACCOUNT", value_parser = parse_account)]
     from: Option<ServiceAccount>,
-    /// Reporting sidecars; every request passes two
+    /// Sidecars that report: every request passes the client's and the server's
     #[arg(long, value_enum, default_value_t = ReportingSide::Both)]
     side: ReportingSide,
     /// Maximum requests per second that each data thread of a sidecar reports
@@ -53,8 +53,8 @@ pub(crate) struct TapArgs {
     /// Exit after this many requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Exit after this time: a command in a pod keeps running when the connection of `kubectl exec` without
-    /// `-i` is lost
+    /// Exit after this time, because a command in a pod keeps running when the connection of `kubectl exec`
+    /// without `-i` is lost
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_positive)]
     duration: Duration,
     /// Output format
@@ -165,6 +165,7 @@ async fn check_service_exists(mesh: &MeshSocket, service: &ServiceName) -> anyho
     if services.iter().any(|service| service.name == name) {
         return Ok(());
     }
+    // The message lists the first services only.
     let service_names: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
     match service_names.is_empty() {
         true => bail!("no service {name}: the mesh has no services"),
@@ -229,6 +230,7 @@ fn format_request(record: &Value) -> String {
     let cell = |name: &str| escape_cell(record[name].as_str().unwrap_or_default());
     let start_time = cell("start_time");
     let time_with_zone = start_time.split('T').nth(1).unwrap_or(&start_time);
+    // `12:34:56.789`
     let time_of_day: String = time_with_zone.trim_end_matches('Z').chars().take(12).collect();
     let duration = record["duration"].as_f64().unwrap_or_default();
     let (method, path) = match record["protocol"].as_str() {

@@ -19,7 +19,7 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TokenArgs {
-    /// Workload that may join with the token, once
+    /// Workload that may join once with the token
     #[arg(value_name = "NAMESPACE/NAME")]
     workload: WorkloadName,
     #[command(flatten)]

@@ -45,7 +45,7 @@ pub(crate) struct UpArgs {
     manifests: ManifestArgs,
     #[command(flatten)]
     mesh: MeshArgs,
-    /// Address on which the control plane accepts sidecars; port 0 selects a free port
+    /// Address for sidecar connections; port 0: chosen by the kernel
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     #[command(flatten)]
@@ -147,7 +147,7 @@ impl UpArgs {
         let outcome = tokio::select! {
             never = serve_loop => match never {},
             () = &mut stop_signal => Ok(()),
-            outcome = control_ended => Err(outcome),
+            error = control_ended => Err(error),
         };
         tracing::info!(
             "stopping: draining the sidecars, then stopping the applications; a second signal stops immediately"

@@ -39,8 +39,11 @@ use crate::tap::TapBody;
 #[derive(Debug)]
 pub(crate) struct AdminHandler {
     pub(crate) queries: AdminQueries,
+    /// The data directory, for its status at `/state`.
     pub(crate) directory: Arc<DataDirectory>,
+    /// Creates the join bundles of `/token`.
     pub(crate) invitations: Arc<Invitations>,
+    /// Notified to make the registries read their files again.
     pub(crate) reload: Arc<Notify>,
     /// Taps and queries to sidecars.
     pub(crate) operators: OperatorSessions,
@@ -169,6 +172,7 @@ pub(crate) async fn serve(
     // If the socket was removed, it is created again. Responses in progress on the old socket are dropped.
     loop {
         let new_socket = tokio::select! {
+            // Runs along, and never completes.
             () = admin.directory.track_dropped_lines() => None,
             () = serve_all(listener, MAX_CONNECTIONS, Arc::clone(&admin), stop.clone()) => break,
             () = wait_until_removed(&path) => rebind_socket(&path, &mut stop_receiver).await,
@@ -317,7 +321,7 @@ async fn query_sidecar(admin: &AdminHandler, query: &str) -> Response<Full<Bytes
     }
 }
 
-/// Explains the rules for the request that a query describes, as text or JSON.
+/// Explains the rules for the request that a query describes, as JSON. An error response is text.
 async fn explain_request(admin: &AdminHandler, query: &str) -> Response<Full<Bytes>> {
     match admin.explain_runner.explain_query(query, query_objects(&admin.queries)).await {
         Ok(explanation) => typed_response(
@@ -362,7 +366,7 @@ pub(crate) async fn state_task_response(
         Some(AdminResponse::Metrics(format, text)) => {
             typed_response(StatusCode::OK, format.content_type(), text)
         }
-        // No path of the admin socket is one of these queries.
+        // No path of the admin socket makes one of these queries.
         Some(AdminResponse::Objects(_) | AdminResponse::Points(_) | AdminResponse::Sidecar(_))
         | None => stopping_response(),
     }
@@ -419,6 +423,7 @@ pub(crate) fn parse_query(path: &str, query: Option<&str>) -> Option<AdminQuery>
         "/changes" => AdminQuery::Changes,
         "/certificates" => AdminQuery::Certificates,
         "/history" => AdminQuery::History(parse_subject(query?)?),
+        // The caller replaces this query by that of `parse_metrics_query`, which reads the headers too.
         "/metrics" => AdminQuery::Metrics(ExpositionFormat::Prometheus, None),
         "/policies" => AdminQuery::Policies,
         "/proxies" => AdminQuery::Proxies,
@@ -490,7 +495,7 @@ const PATH_LIST_TEXT: &str = "leno control: GET /workloads /services /certificat
                      /tap?service=NAMESPACE/NAME /sidecar?workload=NAMESPACE/NAME&path=PATH, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
-/// The pause after a query, in multiples of its duration: queries take at most half of the state task's time.
+/// The pause after a query, in multiples of its duration. With 1, queries take at most half of the state task's time.
 pub(crate) const QUERY_PAUSE: u32 = 1;
 
 /// Maximum concurrent admin connections; more wait.
@@ -502,7 +507,7 @@ const MAX_LINE_BYTES: usize = 256 << 10;
 /// The timeout of [`query_admin`] for the complete response.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum bytes of a response that [`query_admin`] reads: enough for a hundred thousand workloads.
+/// Maximum bytes of a response that [`query_admin`] reads. It suffices for a hundred thousand workloads.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Checks reported admin addresses: a sidecar's admin endpoint must be at the sidecar's own address.
+//! Checks that the admin endpoint that a sidecar reports is at the sidecar's own address.
 //!
 //! Sidecars report the address of their admin endpoint, and operators' tools connect to it from the operators'
 //! machines. Without the check, a sidecar could direct these tools to any address.

@@ -62,7 +62,7 @@ impl Applications {
         });
     }
 
-    /// Returns the state of a workload's application, for operators.
+    /// Returns the state of a workload's application, for operators; `None` if the supervisor runs none.
     pub(crate) fn application_status(
         &self,
         workload: &WorkloadName,
@@ -106,6 +106,7 @@ impl Application {
         };
         let crash_looping = self.is_crash_looping(now);
         ApplicationStatus {
+            // A crash-looping application runs only briefly between two restarts.
             state: if crash_looping { "restarting" } else { state_name }.to_owned(),
             pid,
             restarts: self.restarts,
@@ -141,7 +142,7 @@ pub const PORT_UNREADY: &str = "the readiness check fails";
 
 /// The uptime after which an application is stable and its failure count restarts.
 const STABLE_UPTIME: Duration = Duration::from_secs(30);
-/// The number of consecutive early exits from which an application crash-loops: a single one may be accidental.
+/// The number of consecutive early exits from which an application crash-loops. A single one may be accidental.
 const MIN_EARLY_EXITS: u32 = 2;
 
 #[cfg(test)]

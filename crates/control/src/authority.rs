@@ -56,6 +56,7 @@ async fn follow_authority(
     let trust_domain = authority_sender.borrow().trust_domain().clone();
     let mut files = OwnAuthorityFiles::from_source(&source);
     loop {
+        // After a panic, no files are known, and none are restored any more.
         files = spawn_blocking(move || files.read_or_restore()).await.unwrap_or_default();
         tokio::select! {
             () = authority_sender.closed() => return,
@@ -71,6 +72,7 @@ async fn follow_authority(
             opened_authority.save_trusted_intermediates(&trusted_file)?;
             Ok::<_, AuthorityError>(opened_authority)
         });
+        // After a panic, the next check tries again.
         let Ok(open_result) = open_task.await else { continue };
         match open_result {
             Ok(new_authority) => {
@@ -138,6 +140,7 @@ impl OwnAuthorityFiles {
                     self.files = files;
                     self.parent_directory = current_parent;
                 }
+                // Incomplete files, or those of an external issuer, are never restored.
                 Ok(_) | Err(_) => {}
             }
         } else if self.files != AuthorityFiles::default()

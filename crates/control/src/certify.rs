@@ -51,7 +51,7 @@ pub(crate) struct JoinCredentials {
     pub(crate) registrations: Registrations,
 }
 
-/// Signs certificates on blocking threads: tokens are files, and signatures take CPU time.
+/// Signs certificates on blocking threads, because tokens are files and signatures take CPU time.
 #[derive(Debug)]
 pub(crate) struct Certifier {
     signer: Arc<Signer>,
@@ -77,6 +77,7 @@ pub(crate) struct Certifier {
 pub(crate) struct SignedCertificate {
     pub(crate) workload: WorkloadName,
     pub(crate) id: SpiffeId,
+    /// The holder of the workload name; `None` in certificates of older releases.
     pub(crate) instance: Option<Instance>,
     pub(crate) issued: SystemTime,
     pub(crate) not_after: SystemTime,
@@ -102,7 +103,7 @@ pub(crate) enum CertifierEvent {
     Reviewed(ReviewResult),
 }
 
-/// The subject of a new certificate: a workload in its current state.
+/// The workload that a new certificate is issued to, with its current account and UID.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CertificateHolder {
     pub(crate) name: WorkloadName,
@@ -172,7 +173,7 @@ impl Certifier {
         self.reviews.reviewer().filter(|_| !Tokens::has_token_prefix(token))
     }
 
-    /// Permits the review of a token, unless it was just rejected.
+    /// Returns `Ok` if a token may be reviewed: it was not just rejected, and its source is not suspended.
     pub(crate) fn permit_review(
         &self,
         pending_join: &PendingJoin,
@@ -205,7 +206,7 @@ impl Certifier {
 
     /// Queues a join with a one-time token of this mesh, which signs the first certificate of a workload. `holder` is
     /// `None` if the mesh does not have the workload. The queue serves sources in turn.
-    pub(crate) fn join(
+    pub(crate) fn queue_join(
         &mut self,
         pending_join: PendingJoin,
         holder: Option<CertificateHolder>,
@@ -223,13 +224,14 @@ impl Certifier {
             && let Some((_, (pending_join, holder))) = self.queued_joins.pop(|_| true)
         {
             let PendingJoin { token, workload, csr, reply, .. } = pending_join;
+            // The client has disconnected.
             if reply.is_closed() {
                 continue;
             }
             let rejected_joins = Arc::clone(&self.rejected_joins);
             let sign = move |signer: &Signer| {
                 let exists = holder.is_some();
-                let join_result = signer.join(&token, &csr, workload.clone(), holder, now);
+                let join_result = signer.redeem_token(&token, &csr, workload.clone(), holder, now);
                 match &join_result {
                     Ok(_) => rejected_joins.remove_joined(&workload),
                     Err(error) => {
@@ -243,8 +245,8 @@ impl Certifier {
                 }
                 join_result
             };
-            let work = sign_and_respond(Arc::clone(&self.signer), reply, SigningReason::Join, sign);
-            self.join_jobs.spawn_blocking(work);
+            let job = signing_job(Arc::clone(&self.signer), reply, SigningReason::Join, sign);
+            self.join_jobs.spawn_blocking(job);
         }
     }
 
@@ -316,6 +318,7 @@ impl Certifier {
         }
     }
 
+    /// Counts the outcome of a job. Returns the certificate, with its reason, if it was signed and delivered.
     fn record_outcome(
         &mut self,
         result: Result<SigningOutcome, JoinError>,
@@ -359,6 +362,7 @@ impl Certifier {
             return;
         }
         match self.signer.join_credentials.registrations.latest_number(workload) {
+            // The workload has no registration.
             Ok(0) => {}
             Ok(latest_number) => drop(self.registrations.insert(workload.clone(), latest_number)),
             Err(error) => {
@@ -367,7 +371,7 @@ impl Certifier {
         }
     }
 
-    /// Returns the current instance of a workload, by its last known registration.
+    /// Returns the current instance of a workload, by its last known registration; 0 if it never joined with a token.
     pub(crate) fn instance_of(&self, workload: &Workload) -> Instance {
         match &workload.uid {
             Some(uid) => Instance::Pod(uid.clone()),
@@ -399,13 +403,13 @@ impl Certifier {
             self.reject_request(reply, CertifyError::Busy);
             return;
         }
-        let work = sign_and_respond(Arc::clone(&self.signer), reply, reason, sign);
-        self.signing_jobs.spawn_blocking(work);
+        let job = signing_job(Arc::clone(&self.signer), reply, reason, sign);
+        self.signing_jobs.spawn_blocking(job);
     }
 }
 
-/// Performs a signature and sends the response.
-fn sign_and_respond(
+/// Returns a job that signs a certificate with `sign`, and sends the response.
+fn signing_job(
     signer: Arc<Signer>,
     reply: CertificateReply,
     reason: SigningReason,
@@ -428,7 +432,8 @@ fn sign_and_respond(
 }
 
 impl Signer {
-    fn join(
+    /// Redeems a one-time token, registers the workload, and signs its first certificate.
+    fn redeem_token(
         &self,
         token: &str,
         csr: &[u8],

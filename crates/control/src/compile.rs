@@ -53,9 +53,9 @@ pub(crate) fn used_services(
 /// Compiles a workload's configuration: its proxy configuration, `root_services`, the services that its gateway
 /// routes to, and the backends of their routes.
 ///
-/// Requests reach a backend directly, regardless of the backend's own routes. But the application may also call
-/// the backend by name, and then those routes apply; so backends are included as services, with their backends
-/// in turn.
+/// Requests reach a backend directly, regardless of the backend's own routes. But the application may also call the
+/// backend by name, and then those routes apply. Backends are therefore included as services, with the backends of
+/// their own routes.
 pub(crate) fn compile_config(
     mesh: &Mesh,
     workload: &Workload,
@@ -86,6 +86,7 @@ pub(crate) fn compile_config(
             }
         }
     }
+    // `with_addresses` and `with_names` set these.
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
     CompiledConfig {
         snapshot: Arc::new(Snapshot { config: workload_config, services, addresses, names }),
@@ -93,8 +94,8 @@ pub(crate) fn compile_config(
     }
 }
 
-/// Compiles a slice of the service configurations that a workload needs and the cache lacks. Returns true once
-/// the cache has all of them.
+/// Compiles a slice of the service configurations that a workload needs and the cache lacks. Returns true if the cache
+/// then has all of them, and false if another slice remains.
 pub(crate) fn prepare_services(
     mesh: &Mesh,
     workload: &Workload,
@@ -110,6 +111,7 @@ pub(crate) fn prepare_services(
     for address in addresses {
         let Some(service) = mesh.service_at(*address) else { continue };
         if !is_balanced(mesh, &service.name) {
+            // The address entry depends on the backends in this configuration.
             service_configs.service_config(mesh, &ClientClass::AllClients, &service.name);
         }
         pending_services.push(service.name.clone());

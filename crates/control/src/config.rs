@@ -89,8 +89,8 @@ pub struct Times {
 pub struct Limits {
     /// Maximum concurrent connections; more wait in the kernel.
     pub connections: usize,
-    /// Maximum concurrent pending connections: connections that wait for their peer: for a part of the TLS handshake, for `Hello`,
-    /// or for a join. At the limit, the connection that has waited longest is closed.
+    /// Maximum concurrent connections that wait for their peer: for a part of the TLS handshake, for `Hello`, or for a
+    /// join. At the limit, the connection that has waited longest is closed.
     pub waiting_connections: usize,
     /// Maximum of these connections per IPv4 address or IPv6 /64.
     pub waiting_connections_per_source: usize,

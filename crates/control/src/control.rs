@@ -1,4 +1,4 @@
-//! Starts a control plane: opens its files and listeners, connects its parts, and spawns its tasks. The program uses
+//! Starts a control plane: opens its files and listeners, connects its components, and spawns its tasks. The program uses
 //! and stops the running control plane through [`Control`].
 
 mod start_error;
@@ -77,7 +77,7 @@ impl Control {
     /// runtime.
     ///
     /// # Errors
-    /// [`StartError`] names the part that cannot start. Rejected documents are reported at `/rejected` and are
+    /// [`StartError`] names the component that cannot start. Rejected documents are reported at `/rejected` and are
     /// not errors, unless they leave the mesh's enforcement undefined.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let (sender, updates) = mpsc::channel(MAX_UPDATES);
@@ -156,7 +156,7 @@ impl Control {
             stop,
             task_monitor,
         };
-        Ok(opened.build(tasks, updates, first_update, key_updates))
+        Ok(opened.spawn_tasks(tasks, updates, first_update, key_updates))
     }
 
     /// Returns the listen address for proxies.
@@ -214,7 +214,7 @@ impl Control {
         self.workloads.clone()
     }
 
-    /// Returns a receiver of the status; the age of changes alone does not notify.
+    /// Returns a receiver of the status. It is not notified if only the ages of changes differ.
     #[must_use]
     pub fn watch_status(&self) -> watch::Receiver<Arc<Status>> {
         self.status.clone()
@@ -255,7 +255,7 @@ impl Control {
         self.reload.notify_one();
     }
 
-    /// Waits until a part ends unexpectedly, and returns its name; pends forever otherwise. The control plane
+    /// Waits until a task ends unexpectedly, and returns its name; pends forever otherwise. The control plane
     /// is then incomplete: shut it down and restart it.
     pub async fn wait_until_ended(&self) -> EndedUnexpectedly {
         self.task_monitor.wait_until_ended().await
@@ -274,7 +274,7 @@ impl Control {
 #[error("the control plane has ended")]
 pub struct Stopped;
 
-/// The source of registry updates, and the parts that must exist before the first update arrives.
+/// The source of registry updates, and the components that must exist before the first update arrives.
 struct UpdateFeed {
     updates: mpsc::Receiver<RegistryUpdate>,
     tasks: JoinSet<()>,
@@ -322,13 +322,15 @@ impl OpenedResources {
         PeerStreamContext { tls_configs, events, addresses, stop }
     }
 
-    fn build(
+    /// Creates the state, spawns the tasks, and returns the running control plane.
+    fn spawn_tasks(
         mut self,
         mut tasks: JoinSet<()>,
         updates: mpsc::Receiver<RegistryUpdate>,
         first_update: RegistryUpdate,
         key_updates: Vec<KeyUpdate>,
     ) -> Control {
+        // The queues to the state task, the state, and the values that other tasks watch.
         let (events, proxy_events) = event_queue(self.config.limits.connections + MAX_PEER_STREAMS);
         let (queries, query_receiver) = mpsc::channel(MAX_QUERIES);
         let (key_sender, key_update_receiver) = mpsc::channel(MAX_KEY_UPDATES);
@@ -341,6 +343,7 @@ impl OpenedResources {
             (state.outputs.workloads.subscribe(), state.outputs.registered_workloads.subscribe());
         let (status, sidecar_facts) =
             (state.outputs.status.subscribe(), state.outputs.sidecar_facts.clone());
+        // The servers and clients of the state task.
         let metrics_exporter = self.metrics_exporter(&state, queries.clone(), final_query);
         let invitations = Arc::new(self.create_invitations(workloads.clone()));
         let server = Arc::new(self.proxy_server(&state, events));
@@ -362,6 +365,7 @@ impl OpenedResources {
         };
         let (key_sources, socket_path) =
             (state.outputs.key_sources.subscribe(), self.config.socket_path());
+        // The tasks.
         let (stop, monitor) = (|| self.stop.subscribe(), || self.task_monitor.clone());
         tasks.spawn(monitor().run(ControlTask::State, run_state_task(state, inbox)));
         tasks.spawn(monitor().run(ControlTask::Push, metrics_exporter.run(stop())));
@@ -486,7 +490,7 @@ impl OpenedResources {
     ) -> ControlState {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Proxies store the number of their last change on disk: our numbers continue after those of the
+        // Proxies store the number of their last change on disk, so the numbers must continue after those of the
         // previous control plane.
         let first_change = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
         let times = self.config.times;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use tokio::sync::watch;
 
-/// A task of the control plane ended unexpectedly. Proxies keep their configuration, but changes no longer
-/// reach them: restart the control plane.
+/// A task of the control plane ended unexpectedly. Proxies keep their configuration, but changes may no longer reach
+/// them, so the control plane must be restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{task} ended unexpectedly; see the log")]
 pub struct EndedUnexpectedly {
@@ -70,7 +70,7 @@ impl TaskMonitor {
             if let Some(ended_task) = *ended_task.borrow_and_update() {
                 return ended_task;
             }
-            // There is always a sender: `self`.
+            // `changed` cannot fail, because `self` is a sender.
             ended_task.changed().await.ok();
         }
     }
@@ -88,7 +88,7 @@ impl Drop for TaskGuard {
             return;
         }
         let task = self.task;
-        // The first early end is the cause; others may follow from it.
+        // The first task that ends is the cause; other tasks may end because of it.
         self.monitor.ended_task.send_if_modified(|ended_task| {
             let is_first = ended_task.is_none();
             ended_task.get_or_insert(EndedUnexpectedly { task });

@@ -76,6 +76,7 @@ fn write_error(directory: &Path) -> Option<String> {
     let remove_result = std::fs::remove_file(&path);
     let is_absent =
         remove_result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    // A file that was never created need not be removed.
     let remove_result = if is_absent { Ok(()) } else { remove_result };
     write_result.and(remove_result).err().map(|error| error.to_string())
 }
@@ -97,7 +98,7 @@ const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The number of test writes of this process, for unique file names.
 static TEST_WRITES: AtomicU64 = AtomicU64::new(0);
-/// The size of the test file in bytes: a block of common file systems.
+/// The size of the test file in bytes, a block of common file systems.
 const TEST_FILE_BYTES: usize = 4096;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use leno_outside::Connector;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// A connector that opens connections directly: the control plane's traffic is not redirected to a sidecar.
+/// A connector that opens connections directly, because the control plane's traffic is not redirected to a sidecar.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DirectDialer;
 
@@ -19,5 +19,5 @@ impl Connector for DirectDialer {
     }
 }
 
-/// The timeout of a connection attempt: one of several addresses may be unreachable.
+/// The timeout of a connection attempt. It leaves time for a further address of the server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

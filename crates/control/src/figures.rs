@@ -19,6 +19,7 @@ pub fn format_count(count: impl TryInto<u64>, noun: &str) -> String {
 pub fn format_rate(per_second: f64) -> String {
     match per_second {
         rate if rate <= 0.0 => "0/s".to_owned(),
+        // With one decimal, 99.95 would become `100.0/s`.
         rate if rate < 99.95 => format!("{rate:.1}/s"),
         rate => format!("{rate:.0}/s"),
     }

@@ -47,7 +47,7 @@ pub struct FindingInputs {
     pub rejected: Value,
     /// The traffic of the last three minutes.
     pub traffic: TrafficStatus,
-    /// The most frequent reason of each degraded service, if it has one.
+    /// The most frequent failure reason of each degraded service, by service name; `None` if it has no recent reason.
     pub reasons: BTreeMap<String, Option<String>>,
 }
 
@@ -258,7 +258,7 @@ pub fn rejected_sidecar_hint(status: &Status, workload: &WorkloadStatus) -> Stri
     }
 }
 
-/// Returns the hint for a sidecar that must join with a new token: in Kubernetes each Pod has its own.
+/// Returns the hint for a sidecar that must join with a new token. In Kubernetes, a new Pod has its own token.
 #[must_use]
 pub fn rejoin_hint(status: &Status, workload: &str) -> String {
     match status.kubernetes {
@@ -282,7 +282,7 @@ fn split_pod_name(workload: &str) -> (&str, &str) {
 
 /// Reports certificates that have expired or expire soon.
 fn check_certificates(inputs: &FindingInputs) -> Vec<Finding> {
-    // Sidecars renew at half of the lifetime: less than a fifth left means repeated failures.
+    // Sidecars renew before half of the lifetime has passed: less than a fifth left means repeated failures.
     let threshold = inputs.status.certificate_lifetime_seconds / 5;
     let expiring_certificates =
         inputs.certificates.iter().filter(|certificate| certificate.valid_for_seconds <= threshold);
@@ -320,6 +320,7 @@ fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
         let hint = "leno get rejected shows the locations and hints; the last version accepted since the start, if any, remains in force";
         let rejected_files = |are_documents: bool| {
             let rejected = rejected_list("rejected").into_iter().flatten();
+            // An unread path has neither a line nor a kind.
             let is_document = |document: &&Value| {
                 document.get("line").is_some() || document.get("kind").is_some()
             };
@@ -475,11 +476,13 @@ fn check_transient(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     findings
 }
 
-/// Keeps the first findings, and adds one with the number of the others.
+/// Keeps the first [`MAX_FINDINGS`] findings. Replaces the rest by one finding with their number and the `command` that
+/// lists them.
 fn limit_findings(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
     let remaining_count = findings.len().saturating_sub(MAX_FINDINGS);
     if remaining_count > 0 {
         let remaining = findings.split_off(MAX_FINDINGS);
+        // The more severe variant is the smaller one.
         let severity =
             remaining.iter().map(|finding| finding.severity).min().unwrap_or(Severity::Notice);
         let message = format!("and {remaining_count} more of this kind");
@@ -488,7 +491,7 @@ fn limit_findings(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns the first names as text, with the number of the others.
+/// Returns the first [`MAX_NAMES`] names as text, and the number of further names.
 fn list_names(names: &[&str]) -> String {
     let mut text = names.iter().take(MAX_NAMES).copied().collect::<Vec<_>>().join(", ");
     if names.len() > MAX_NAMES {

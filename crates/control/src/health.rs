@@ -114,7 +114,7 @@ impl RequestHandler for HealthHandler {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text_response(StatusCode::METHOD_NOT_ALLOWED, PATH_LIST_TEXT.to_owned());
         }
-        // Prometheus may address the pod by a Service name.
+        // Prometheus may address the pod by a Service name. No path is a page.
         if let Some(response) =
             reject_cross_site(request.uri(), request.headers(), AcceptedHosts::Cluster, false)
         {
@@ -129,6 +129,7 @@ impl RequestHandler for HealthHandler {
                     };
                     return text_response(status, format!("{status}\n"));
                 }
+                // The remaining responses reveal nothing about the mesh.
                 _ => {}
             }
         }
@@ -166,10 +167,10 @@ impl HealthHandler {
     }
 }
 
-/// The list of paths: the response to requests with another path or method.
+/// The response to requests with another path or method: the list of paths.
 const PATH_LIST_TEXT: &str = "leno control: GET /livez /readyz /metrics\n";
 
-/// The pause after a scrape, in multiples of its duration: scrapes take at most a fifth of the state task's time.
+/// The pause after a scrape, in multiples of its duration. With 4, scrapes take at most a fifth of the state task's time.
 const METRICS_PAUSE_FACTOR: u32 = 4;
 
 /// The response beyond [`MAX_SCRAPES`].
@@ -178,8 +179,8 @@ const TOO_MANY_SCRAPES: &str = "too many scrapes are in progress: scrape less of
 /// Maximum concurrent connections; more wait.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Maximum scrapes in progress; more are rejected. Connections without a request can be evicted, scrapes
-/// cannot, so they may use only a few of the connections: a handful of collectors scrape a control plane.
+/// Maximum scrapes in progress; more are rejected. Connections without a request can be evicted, scrapes cannot, so
+/// scrapes may use only a few of the connections. A control plane usually has a handful of collectors.
 const MAX_SCRAPES: usize = 8;
 
 /// Maximum scrapes in progress per source, so that no client blocks all others.

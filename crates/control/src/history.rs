@@ -78,8 +78,11 @@ struct LastReport {
     period: Duration,
     /// The CPU time that the sidecar used in the period.
     cpu_time: Duration,
+    /// The resident memory of the sidecar, in KiB.
     memory_kib: u64,
+    /// The number of requests that the workload received in the period.
     inbound_requests: u64,
+    /// The number of requests that the workload sent in the period.
     outbound_requests: u64,
 }
 
@@ -98,19 +101,19 @@ impl History {
         }
         self.counters.reports += 1;
         self.counters.dropped = self.counters.dropped.saturating_add(report.overflowed.into());
-        let since = now.saturating_sub(report.span);
-        let caller = find_caller(mesh, name);
+        let period_start = now.saturating_sub(report.span);
+        let source = find_source(mesh, name);
         let (mut inbound_requests, mut outbound_requests) = (0_u64, 0_u64);
         for series in &report.series {
             let is_stored = match series.direction {
                 Direction::Inbound => {
                     inbound_requests = inbound_requests.saturating_add(series.request_count());
-                    self.mark_verified(series, name, now);
+                    self.record_verified_client(series, name, now);
                     true
                 }
                 Direction::Outbound => {
                     outbound_requests = outbound_requests.saturating_add(series.request_count());
-                    self.record_outbound(mesh, &caller, series, since, now)
+                    self.record_outbound(mesh, &source, series, period_start, now)
                 }
             };
             // A series without a service is the sidecar's overflow series, which `overflowed` already counts.
@@ -131,21 +134,26 @@ impl History {
     }
 
     /// Records the client of received requests with a verified certificate: client and server used mutual TLS.
-    fn mark_verified(&mut self, series: &TrafficSeries, server: &WorkloadName, now: Duration) {
+    fn record_verified_client(
+        &mut self,
+        series: &TrafficSeries,
+        server: &WorkloadName,
+        now: Duration,
+    ) {
         let Some(client) = &series.peer else { return };
         let clients = self.verified_clients.entry(server.clone()).or_default();
         let evicted = clients.insert(client.clone(), now);
         self.counters.dropped += u64::from(evicted.is_some());
     }
 
-    /// Counts requests that a client's sidecar sent, including those that did not reach the server. Returns
-    /// false if a part of the series was not counted, because it refers to a missing service or route.
+    /// Counts requests that a client's sidecar sent, including those that did not reach the server. Returns false if the
+    /// series refers to a missing service or route, for which it is not counted.
     fn record_outbound(
         &mut self,
         mesh: &Mesh,
-        caller: &TrafficSource,
+        source: &TrafficSource,
         series: &TrafficSeries,
-        since: Duration,
+        period_start: Duration,
         now: Duration,
     ) -> bool {
         let service = series.service.as_ref().filter(|name| mesh.service(name).is_some());
@@ -156,7 +164,7 @@ impl History {
             durations: series.durations.iter().copied().collect(),
         };
         let add_batch = |history: &mut RequestHistory| history.add(now, &batch, &series.reasons);
-        let new_history = || RequestHistory::new(since);
+        let new_history = || RequestHistory::new(period_start);
         let mut evicted_count = 0;
         let mut requested_services = vec![service];
         let mut edges = Vec::new();
@@ -164,10 +172,10 @@ impl History {
             // The client requested the parent, and the route forwarded to the service.
             Some(parent) => {
                 requested_services.push(parent);
-                edges.push((caller.clone(), parent.clone()));
+                edges.push((source.clone(), parent.clone()));
                 edges.push((TrafficSource::Route(parent.clone()), service.clone()));
             }
-            None => edges.push((caller.clone(), service.clone())),
+            None => edges.push((source.clone(), service.clone())),
         }
         for service in requested_services {
             let (history, evicted_entry) = self.services.entry(service.clone(), new_history);
@@ -231,8 +239,9 @@ impl History {
             recent_clients_by_service: BTreeMap::new(),
         };
         let mut edge_status = |(from, to), history: &RequestHistory| {
-            let clients = account_index.caller_accounts(from);
-            let mtls = !clients.is_disjoint(account_index.recent_accounts(to));
+            // A server reports the account of a client, not the workload, so accounts are compared.
+            let clients = account_index.source_accounts(from);
+            let mtls = !clients.is_disjoint(account_index.recent_client_accounts(to));
             let (kind, from) = from.kind_and_name();
             let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
             EdgeStatus { kind, from, to, mtls, rates: history.current_rates(now) }
@@ -268,7 +277,7 @@ impl History {
         }
     }
 
-    /// Returns the plots of one service or route.
+    /// Returns the plots of one service or route; `None` if it has no traffic.
     pub(crate) fn subject_plots(
         &self,
         subject: &PlotSubject,
@@ -308,7 +317,7 @@ impl<'a> AccountIndex<'a> {
     }
 
     /// Returns the accounts with recent requests at the workloads of a service, with a verified certificate.
-    fn recent_accounts(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
+    fn recent_client_accounts(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
         let (mesh, history, now) = (self.mesh, self.history, self.now);
         let recent_clients = || {
             let servers = mesh.service_workloads(service);
@@ -324,8 +333,8 @@ impl<'a> AccountIndex<'a> {
 
     /// Returns the accounts that may be the source of an edge. Empty for a route: it forwards within the
     /// client's sidecar.
-    fn caller_accounts(&mut self, caller: &'a TrafficSource) -> Accounts<'a> {
-        match caller {
+    fn source_accounts(&mut self, source: &'a TrafficSource) -> Accounts<'a> {
+        match source {
             TrafficSource::Service(service) => self.service_accounts(service).clone(),
             TrafficSource::Workload(name) => {
                 self.mesh.workload(name).map(|workload| &workload.account).into_iter().collect()
@@ -353,6 +362,7 @@ impl LastReport {
         now: Duration,
         fresh_for: Duration,
     ) -> SidecarTraffic {
+        // A period near zero would give an arbitrarily high rate.
         let seconds = self.period.as_secs_f64().max(1.0);
         let is_fresh = now.saturating_sub(self.received_at) <= fresh_for;
         let rate = |amount: f64| if is_fresh { amount / seconds } else { 0.0 };
@@ -366,9 +376,9 @@ impl LastReport {
     }
 }
 
-/// Returns the source under which a workload's requests are counted: of its services, the most specific one,
-/// with the fewest workloads.
-fn find_caller(mesh: &Mesh, workload: &WorkloadName) -> TrafficSource {
+/// Returns the source under which a workload's requests are counted: the service of the workload that has the fewest
+/// workloads, or the workload itself if it belongs to no service.
+fn find_source(mesh: &Mesh, workload: &WorkloadName) -> TrafficSource {
     let services = mesh.services_of(workload).map(|service| &service.name);
     match services.min_by_key(|service| mesh.service_workloads(service).count()) {
         Some(service) => TrafficSource::Service(service.clone()),
@@ -385,8 +395,8 @@ fn has_route(mesh: &Mesh, route: &RouteName) -> bool {
         || mesh.gateway_tcp_routes().has_route(route)
 }
 
-/// Returns the service that a client requested when `route` forwarded the request to `service`. Returns `None`
-/// if the route has several parent services: sidecars do not report which of them was requested.
+/// Returns the service that a client requested when `route` forwarded the request to `service`. Returns `None` if the
+/// route has several parent services, because sidecars do not report which of them was requested.
 fn route_parent<'a>(
     mesh: &'a Mesh,
     route: &RouteName,

@@ -99,6 +99,7 @@ async fn accept_connections<L, H>(
     loop {
         let has_room = connections.len() < max_connections;
         let accepted = tokio::select! {
+            // A connection has ended, so there may be room again.
             Some(_) = connections.join_next() => continue,
             accepted = listener.next_until(stop.wait_requested()), if has_room => accepted,
         };
@@ -132,6 +133,7 @@ async fn serve_connection<H: RequestHandler>(
         async move {
             let request_in_progress = pending_connection.start_request();
             let response = handler.handle_request(request, source).await;
+            // A body without a length is a stream of events. It is written after the handler has returned.
             if response.body().size_hint().exact().is_none() {
                 request_in_progress.keep_until_closed();
             }
@@ -157,6 +159,7 @@ async fn serve_connection<H: RequestHandler>(
         });
     // A client that does not read its response may not hold the connection forever.
     let result = tokio::select! {
+        // An evicted connection is closed without an error.
         result = serve_future => result.unwrap_or(Ok(())),
         () = expiry => {
             connection.as_mut().graceful_shutdown();
@@ -215,8 +218,8 @@ impl<B: Body + Unpin> Body for EndsAtStop<B> {
     }
 }
 
-/// Returns the error response to a cross-site request; `None` for any other request. `is_page`: the request is for
-/// an HTML page or a file of it, which links on other sites may open.
+/// Returns the error response to a cross-site request; `None` for any other request. `is_page` is true for a request
+/// for an HTML page or a file of it, which links on other sites may open.
 pub(crate) fn reject_cross_site(
     uri: &Uri,
     headers: &HeaderMap,

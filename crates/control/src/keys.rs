@@ -97,7 +97,7 @@ struct JwksEndpointState {
     read_lock: Arc<Mutex<()>>,
 }
 
-/// The reason why a response cannot be used.
+/// The reason why a response cannot be used. Each message continues a sentence that starts with the URL or path.
 #[derive(Debug, thiserror::Error)]
 enum UnusableJwks {
     #[error(transparent)]
@@ -137,6 +137,7 @@ impl JwksFetcher {
         self.set_sources(active_sources, Instant::now());
         loop {
             let now = Instant::now();
+            // A failed fetch is not repeated here: `fetch_until_closed` does that.
             self.start_due_fetches(now, |endpoint| {
                 endpoint.consecutive_failures == 0 && endpoint.jwks.is_none()
             });
@@ -268,12 +269,12 @@ impl JwksFetcher {
         now: Instant,
     ) -> Option<KeyUpdate> {
         let endpoint = self.endpoints.get_mut(&source)?;
-        let record_result = fetch_result.and_then(|response| {
+        let recorded_response = fetch_result.and_then(|response| {
             endpoint.record_response(response).map_err(|error| error.to_string())
         });
-        let (outcome, max_age) = match record_result {
-            Ok((changed, max_age)) => {
-                (changed.map_or(FetchOutcome::Unchanged, FetchOutcome::Changed), max_age)
+        let (outcome, max_age) = match recorded_response {
+            Ok((changed_set, max_age)) => {
+                (changed_set.map_or(FetchOutcome::Unchanged, FetchOutcome::Changed), max_age)
             }
             Err(reason) => (FetchOutcome::Failed(reason), None),
         };
@@ -328,7 +329,8 @@ impl JwksEndpointState {
 
 /// The timeout of a fetch.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// The timeout of the first fetches at start: tokens of a slow issuer must not be rejected meanwhile.
+/// The timeout of the first fetches at start. It is as long as that of later fetches, because the tokens of a slow
+/// issuer must not be rejected in the meantime.
 const FIRST_FETCH_TIMEOUT: Duration = FETCH_TIMEOUT;
 /// Maximum fetches in progress.
 const MAX_FETCHES: usize = 8;

@@ -1,10 +1,10 @@
 //! Leno's control plane: compiles per-proxy snapshots from registry updates.
 //!
 //! The path of a change: `watch` (queues the updates of the registries) → `state_task` (the one task with all changing
-//! state) → `mesh` (the objects and their relations; returns the affected parts) → `publish` (decides which proxies
+//! state) → `mesh` (the objects and their relations; returns the affected objects) → `publish` (decides which proxies
 //! must be updated, and when) → `compile` (computes their configurations, without side effects) → a proxy's stream in
 //! `server`. In addition, `certify` signs certificates, `presence` tracks connected sidecars, and `admin` serves
-//! operators. [`Control::start`] connects the parts.
+//! operators. [`Control::start`] connects these modules.
 
 pub mod admin;
 mod admin_address;

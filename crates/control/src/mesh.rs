@@ -236,9 +236,9 @@ impl Mesh {
     }
 }
 
-/// Changes.
+/// Changes. Each `set_` method replaces an object, or removes it (`None`), and extends the affected set.
 impl Mesh {
-    /// Applies a change from a registry.
+    /// Applies a change from a registry, and returns its affected set.
     pub(crate) fn apply(&mut self, change: Change) -> AffectedSet {
         let mut affected_set = AffectedSet::default();
         match change {
@@ -250,7 +250,7 @@ impl Mesh {
         affected_set
     }
 
-    /// Sets the CA generation of new certificates.
+    /// Sets the CA generation of new certificates. Affects all proxies if it differs from the previous one.
     pub(crate) fn set_ca_generation(&mut self, ca_generation: u64) -> AffectedSet {
         let all_proxies = self.ca_generation != ca_generation;
         self.ca_generation = ca_generation;

@@ -182,7 +182,8 @@ fn visit_queue_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
     visit_labeled(visitor, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }
 
-/// Bucket bounds of convergence times: the debounce time is 20 ms, and a stream is ended after half a minute.
+/// Bucket bounds of convergence times. The debounce time is 20 ms, and a stream that does not acknowledge a delta within
+/// 30 s is ended.
 const CONVERGENCE_BOUNDS: [Duration; 12] = [
     Duration::from_millis(5),
     Duration::from_millis(10),

@@ -87,7 +87,7 @@ impl MetricSource for ControlMetrics {
     }
 }
 
-/// Returns the export requests in the state task's response to [`AdminQuery::Points`].
+/// Returns the export requests in the state task's response to [`AdminQuery::Points`]; `None` for any other response.
 fn into_metric_requests(response: AdminResponse) -> Option<MetricRequests> {
     match response {
         AdminResponse::Points(requests) => Some(*requests),

@@ -76,8 +76,8 @@ impl Page {
         }
     }
 
-    /// Returns the URL of live requests: browsers do not send the fragment after `#`, and the page sends it
-    /// with its queries.
+    /// Returns the URL of live requests, with the token in the fragment after `#`. Browsers do not send the fragment;
+    /// the page sends the token with its queries.
     pub(crate) fn live_url(&self) -> String {
         format!("{}#/live/{}", self.url(), self.live_token)
     }
@@ -114,7 +114,7 @@ impl Page {
     }
 }
 
-/// The parts of the control plane that the page needs, in addition to the state task.
+/// The components of the control plane that the page uses, in addition to the state task.
 #[derive(Debug)]
 pub(crate) struct PageResources {
     pub(crate) explain_runner: ExplainRunner,
@@ -171,9 +171,9 @@ struct PageHandler {
     live_token: String,
     explain_runner: ExplainRunner,
     taps: Arc<Taps>,
-    /// Serializes queries of all browsers: the state task has other work.
+    /// Limits the queries of all browsers, because the state task has other work.
     query_share: QueryShare,
-    /// Serializes explanations of this page: a client of the admin socket waits for at most one of them.
+    /// Limits the explanations of this page, so that a client of the admin socket waits for at most one of them.
     explain_share: QueryShare,
     findings_cache: FindingsCache,
 }
@@ -454,15 +454,18 @@ const SCRIPT_TYPE: &str = "text/javascript; charset=utf-8";
 /// Maximum concurrent browser connections; more wait. One browser has up to six.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The pause after a query, in multiples of its duration: browsers take at most a quarter of the state task's time.
+/// The pause after a query, in multiples of its duration. With 3, browsers take at most a quarter of the state task's
+/// time.
 const QUERY_PAUSE: u32 = 3;
 
 /// The pause after an explanation, in multiples of its duration; it runs on a separate thread.
 const EXPLAIN_PAUSE: u32 = 1;
 
+/// The response to a request for live requests without the live token.
 const LIVE_TOKEN_REQUIRED: &str =
     "live requests need a token: open the address that `leno tap --page` prints\n";
 
+/// The response to a request without the page's token.
 const TOKEN_REQUIRED: &str = "this page requires its token: `leno status` on the machine of the control \
                         plane prints the address\n";
 

@@ -43,7 +43,7 @@ impl Peers {
         self.addresses.clone()
     }
 
-    /// Returns the address of the control plane of a stream.
+    /// Returns the address of the control plane of a stream; `None` after the stream has ended.
     pub(crate) fn peer_address(&self, peer: ConnectionId) -> Option<SocketAddr> {
         self.addresses.lock().get(&peer).copied()
     }
@@ -101,11 +101,11 @@ impl Peers {
         &self,
         workload: &WorkloadName,
     ) -> Option<(ConnectionId, &Registration)> {
-        let registered = self
+        let registrations = self
             .sidecars_by_peer
             .iter()
             .filter_map(|(peer, registered)| Some((*peer, registered.get(workload)?)));
-        registered.max_by_key(|(peer, registration)| (registration.session, *peer))
+        registrations.max_by_key(|(peer, registration)| (registration.session, *peer))
     }
 
     /// Returns the number of control planes that have reported their sidecars.
@@ -126,7 +126,7 @@ pub(crate) struct PeerStreamContext {
 /// Follows the other control planes until shutdown: those in `configured`, and those in `discovered` while they
 /// are listed.
 ///
-/// After an address leaves `discovered`, no new connection is opened. An open stream continues: its reports are
+/// After an address leaves `discovered`, no new connection is opened. An open stream continues, because its reports are
 /// true while it is open, and the list of control planes may be wrong temporarily.
 pub(crate) async fn follow_all(
     configured: Vec<SocketAddr>,
@@ -160,6 +160,7 @@ pub(crate) async fn follow_all(
             _ = stop.wait_for(|stop| *stop) => return,
             // When discovery ends, the control planes that it listed last stay active.
             changed = wait_for_change(&mut discovered), if is_discovery_running => is_discovery_running = changed.is_ok(),
+            // After the end of the state task, each stream would end at once and be restarted without a pause.
             Some(ended_address) = tasks.join_next(), if !context.events.is_closed() => match ended_address {
                 Ok(ended_address) => {
                     followed_addresses.remove(&ended_address);
@@ -252,7 +253,7 @@ impl Drop for RegisteredAddress {
 /// The number of the next stream to another control plane; proxies count from 1.
 static NEXT_PEER_STREAM: AtomicU64 = AtomicU64::new(1 << 63);
 
-/// The retry interval: there are few control planes, and a starting one should be followed soon.
+/// The retry interval. It is short, because there are few control planes and a starting one should be followed soon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The timeout of a connection and its handshake.

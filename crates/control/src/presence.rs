@@ -127,8 +127,9 @@ impl StartupGrace {
         self.latest_end
     }
 
-    /// Checks if the period is over: returns true once, when it ends.
-    pub(crate) fn check_end(&mut self, mesh: &Mesh, now: Instant) -> bool {
+    /// Ends the period if it is over: at `latest_end`, or when every workload is registered. Returns true if this call
+    /// ended it.
+    pub(crate) fn end_if_over(&mut self, mesh: &Mesh, now: Instant) -> bool {
         let Some(latest_end) = self.latest_end else {
             return false;
         };

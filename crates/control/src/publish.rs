@@ -37,8 +37,10 @@ pub(crate) struct ConnectedProxies {
     connections_by_address: Index<IpAddr, ConnectionId>,
     queried_addresses: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
     service_configs: ServiceConfigCache,
+    /// The changes since the last push was started; `None` without a change.
     pending_changes: Option<PendingChanges>,
     push_in_progress: Option<PushInProgress>,
+    /// The number of the newest change or response.
     newest_change: ChangeId,
     /// The total work so far, in budget units.
     total_work: u64,
@@ -64,10 +66,12 @@ struct PushInProgress {
     change: ChangeId,
     /// The proxies that the push has not been sent to.
     unsent_proxies: BTreeSet<ConnectionId>,
-    /// Proxies that have received an update and may not have applied it.
-    updated_proxies: BTreeSet<ConnectionId>,
+    /// Proxies that received an update, or had the configuration already. Either may be out of sync.
+    processed_proxies: BTreeSet<ConnectionId>,
     change_times: Vec<Instant>,
+    /// The number of proxies that the changes may affect.
     affected_proxies: usize,
+    /// The number of proxies that received an update so far.
     recipients: usize,
     started_at: Instant,
 }
@@ -174,7 +178,7 @@ impl ConnectedProxies {
             .and_then(|previous_connection| self.remove_proxy(previous_connection, now))
     }
 
-    /// Removes a disconnected or dismissed proxy.
+    /// Removes a disconnected or dismissed proxy and returns it; `None` if it was removed before.
     pub(crate) fn remove_proxy(
         &mut self,
         connection: ConnectionId,
@@ -193,7 +197,7 @@ impl ConnectedProxies {
         }
         if let Some(push_in_progress) = &mut self.push_in_progress {
             push_in_progress.unsent_proxies.remove(&connection);
-            push_in_progress.updated_proxies.remove(&connection);
+            push_in_progress.processed_proxies.remove(&connection);
         }
         self.pushes.remove_waiting_proxy(connection, proxy.acknowledged_bytes, now);
         Some(proxy)
@@ -248,6 +252,7 @@ impl ConnectedProxies {
             first_change: now,
             last_change: now,
         });
+        // The work of the later push counts now, so that it is charged to the connection that caused the change.
         for connection in affected_proxies {
             if pending.unsent_proxies.insert(connection) {
                 let proxy = self.proxies.get(&connection);
@@ -280,6 +285,7 @@ impl ConnectedProxies {
         grace_period: GracePeriod,
         now: Instant,
     ) -> SliceProgress {
+        // Start a push of all pending changes, unless a push is in progress.
         if self.push_in_progress.is_none() {
             let Some(PendingChanges { unsent_proxies, change_times, .. }) =
                 self.pending_changes.take()
@@ -287,11 +293,11 @@ impl ConnectedProxies {
                 return SliceProgress::Complete;
             };
             let (change, affected_proxies) = (self.newest_change, unsent_proxies.len());
-            let updated_proxies = BTreeSet::new();
+            let processed_proxies = BTreeSet::new();
             self.push_in_progress = Some(PushInProgress {
                 change,
                 unsent_proxies,
-                updated_proxies,
+                processed_proxies,
                 change_times,
                 affected_proxies,
                 recipients: 0,
@@ -309,7 +315,7 @@ impl ConnectedProxies {
                 self.send_config(connection, mesh, grace_period) == Some(PushOutcome::Sent);
             if let Some(push_in_progress) = &mut self.push_in_progress {
                 push_in_progress.recipients += usize::from(is_sent);
-                push_in_progress.updated_proxies.insert(connection);
+                push_in_progress.processed_proxies.insert(connection);
             }
         }
         match self
@@ -326,7 +332,7 @@ impl ConnectedProxies {
     fn finish_push(&mut self, push_in_progress: PushInProgress) {
         let PushInProgress {
             change,
-            mut updated_proxies,
+            mut processed_proxies,
             change_times,
             affected_proxies,
             recipients,
@@ -336,7 +342,7 @@ impl ConnectedProxies {
         let is_out_of_sync = |connection: &ConnectionId| {
             self.proxies.get(connection).is_some_and(ConnectedProxy::is_out_of_sync)
         };
-        updated_proxies.retain(is_out_of_sync);
+        processed_proxies.retain(is_out_of_sync);
         self.service_configs.evict_unused();
         self.counters.push_recipients += recipients as u64;
         self.pushes.begin_push(
@@ -346,7 +352,7 @@ impl ConnectedProxies {
                 sent_at: started_at,
                 affected_proxies,
                 recipients,
-                waiting_proxies: updated_proxies,
+                waiting_proxies: processed_proxies,
             },
         );
     }
@@ -408,7 +414,8 @@ impl ConnectedProxies {
             self.total_work.saturating_add(compiled.saturating_mul(SERVICE_CONFIG_UNITS));
     }
 
-    /// Sends one proxy its configuration, if it differs from the last one sent.
+    /// Sends one proxy its configuration, if it differs from the last one sent. Returns `None` if the proxy is not
+    /// connected or its workload does not exist.
     fn send_config(
         &mut self,
         connection: ConnectionId,
@@ -433,6 +440,7 @@ impl ConnectedProxies {
             GracePeriod::Ended => UnknownEndpoints::default(),
         };
         self.counters.compiled += 1;
+        // A later change of any of these services affects the proxy.
         let dependencies = compiled_config
             .snapshot
             .services
@@ -517,7 +525,7 @@ const SNAPSHOT_UNITS: u64 = 32;
 /// The cost of sending an update to a proxy, including its connection, in budget units.
 const UPDATE_UNITS: u64 = 128;
 
-/// The work of one slice of a push, in budget units: a few milliseconds.
+/// The work of one slice of a push, in budget units. It takes a few milliseconds.
 const SLICE_UNITS: u64 = 4096;
 
 /// The maximum number of changes per push with a measured convergence time; further changes of a burst are not measured.

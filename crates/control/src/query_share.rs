@@ -53,9 +53,9 @@ impl Drop for ShareTurn<'_> {
     }
 }
 
-/// The time that an idle listener accumulates: a browser that opens the page sends several queries at once.
+/// The time that an idle listener accumulates for a burst. A browser that opens the page sends several queries at once.
 const MAX_BURST_TIME: Duration = Duration::from_secs(1);
-/// The maximum pause: a state task that is slow for another reason must not delay clients.
+/// The maximum pause. Without it, a state task that is slow for another reason would delay clients even longer.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

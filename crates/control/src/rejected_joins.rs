@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::status::RejectedJoinStatus;
 
-/// Rejected joins of the last minute. Clients are unauthenticated before they join, and may send any name:
-/// the names of existing workloads and other names have separate bounds.
+/// Rejected joins of the last minute. Clients are unauthenticated before they join, and may send any name. The names of
+/// existing workloads and all other names therefore have separate bounds.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedJoins {
     existing_workloads: Mutex<RejectedJoinTable>,
@@ -77,7 +77,7 @@ fn lock_table(table: &Mutex<RejectedJoinTable>) -> MutexGuard<'_, RejectedJoinTa
 
 /// Maximum workload names in each of the two tables.
 const MAX_JOINS: usize = 64;
-/// The time for which a rejected join is reported: a sidecar without a certificate retries within seconds.
+/// The time for which a rejected join is reported. A sidecar that still tries to join is rejected again within seconds.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

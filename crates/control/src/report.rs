@@ -50,10 +50,14 @@ pub(crate) struct Report<'a> {
     pub(crate) peers: &'a Peers,
     pub(crate) queues: QueueLengths,
     pub(crate) report_counters: ReportCounters,
+    /// The URL of the browser page; `None` without a page.
     pub(crate) page_url: Option<&'a str>,
+    /// The URL of the page's view of live requests; `None` without a page.
     pub(crate) live_url: Option<&'a str>,
     pub(crate) applications: &'a Applications,
+    /// True if a supervisor in this process runs the sidecar of each workload.
     pub(crate) supervised: bool,
+    /// True if the control plane runs in Kubernetes.
     pub(crate) kubernetes: bool,
     pub(crate) now: Instant,
     pub(crate) wall_time: SystemTime,
@@ -324,6 +328,7 @@ impl Report<'_> {
                     out_of_sync_seconds: match connected_proxy.is_out_of_sync() {
                         false => None,
                         true => {
+                            // If too many pushes are unacknowledged, the oldest are no longer recorded.
                             let since =
                                 self.connected_proxies.pushes.unacknowledged_since(connection);
                             Some(since.map_or(0.0, |since| self.seconds_since(since)))

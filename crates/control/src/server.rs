@@ -36,7 +36,7 @@ use self::unverified_stream::UnverifiedStream;
 pub(crate) use connection_counters::{ConnectionCounters, CountedStream};
 pub(crate) use verified_connections::VerifiedConnections;
 
-/// The server for proxies and other control planes: the state that all its connections share.
+/// The state of the server for proxies and other control planes, which all its connections share.
 #[derive(Debug)]
 pub(crate) struct ProxyServer {
     pub(crate) limits: Limits,
@@ -79,6 +79,7 @@ pub(crate) async fn accept_connections(
         let has_room = connections.len() < max_connections;
         let (tcp, remote_address) = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
+            // A connection has ended, so there may be room again.
             Some(_) = connections.join_next() => continue,
             accepted = listener.accept(), if has_room => accepted,
         };
@@ -104,8 +105,8 @@ pub(crate) async fn accept_connections(
     }
 }
 
-/// Serves one connection. The connection is pending until its peer is authenticated: by a certificate and a
-/// `Hello` that the state task accepts, or by a token.
+/// Serves one connection. The connection is pending until its peer is authenticated. Proxies authenticate by a
+/// certificate and a `Hello` that the state task accepts, and joining clients by a token.
 async fn serve_connection(
     tcp: TcpStream,
     pending_connection: Arc<PendingConnection>,
@@ -123,15 +124,15 @@ async fn serve_connection(
     let stream = handshake.await.map_err(|_| ConnectionError::TimedOut)??;
     let purpose = connection_purpose(&stream, &server.trust_domain, SystemTime::now())?;
     let stream = CountedStream::new(stream, Arc::clone(&server.connection_counters));
-    // Connections that are not those of a proxy get a budget of their own: a joining client sends at most one
-    // event, and other control planes are trusted.
+    // A connection that is not a proxy's gets a budget of its own, without a limit per identity. A joining client sends
+    // at most one event, and other control planes are trusted.
     let create_event_sender = || server.events.create_sender(Arc::new(Budget::new(Instant::now())));
     match purpose {
         ConnectionPurpose::Join => {
             let stream = UnverifiedStream::new(stream, pending_connection);
             Ok(Box::pin(serve_join(stream, source, create_event_sender())).await?)
         }
-        ConnectionPurpose::Peer(peer) => {
+        ConnectionPurpose::ControlPlane(peer) => {
             let connection_entry = server.verified_connections.add_connection(
                 connection,
                 peer,
@@ -206,7 +207,7 @@ enum ConnectionPurpose {
     /// A client requests its first certificate.
     Join,
     /// Another control plane follows the sidecars that are connected here.
-    Peer(VerifiedPeer),
+    ControlPlane(VerifiedPeer),
     /// A proxy follows its configuration.
     Proxy(VerifiedPeer),
 }
@@ -227,7 +228,7 @@ fn connection_purpose(
             let peer = session_peer(session.peer_certificates(), now)?
                 .ok_or(ConnectionError::NoCertificate)?;
             match peer.id == control_id(trust_domain) {
-                true => Ok(ConnectionPurpose::Peer(peer)),
+                true => Ok(ConnectionPurpose::ControlPlane(peer)),
                 false => Err(ConnectionError::NotAControlPlane),
             }
         }

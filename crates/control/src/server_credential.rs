@@ -56,14 +56,15 @@ impl ServerCredential {
         self.server_configs.subscribe()
     }
 
-    /// Renews the credential at half of its lifetime, while there is a receiver.
+    /// Renews the credential before half of its lifetime has passed, and when the authority changes. Returns when there
+    /// is no receiver left.
     pub(crate) async fn renew_until_closed(mut self) {
         let mut delay = self.next_check(SystemTime::now());
         let mut authority = self.authority.clone();
         loop {
             tokio::select! {
                 () = self.server_configs.closed() => return,
-                // The sender lives as long as the process, or is absent because the authority never changes.
+                // Without a sender the authority never changes, and this branch is disabled.
                 Ok(()) = authority.changed() => self.is_stale = true,
                 () = tokio::time::sleep(delay) => {}
             }
@@ -75,6 +76,7 @@ impl ServerCredential {
         }
     }
 
+    /// Issues a new credential and publishes its TLS configurations. Returns the delay until the next check.
     fn renew_credential(&mut self, now: SystemTime) -> Duration {
         let result =
             issue_credential(&self.authority.borrow(), self.lifetime, now).and_then(|credential| {
@@ -87,6 +89,7 @@ impl ServerCredential {
                 self.is_stale = false;
                 self.server_configs.send_replace(server_config);
                 self.client_configs.send_replace(peer_config);
+                // Without a minimum, a very short lifetime would be renewed in a busy loop.
                 self.next_check(now).max(RETRY_INTERVAL)
             }
             Err(error) => {
@@ -99,7 +102,7 @@ impl ServerCredential {
     /// Returns the time until the next check. It is at most [`CHECK_INTERVAL`], because a timer does not advance
     /// while the machine is suspended.
     fn next_check(&self, now: SystemTime) -> Duration {
-        let renewal_time = self.credential.renew_at(HALF_LIFE);
+        let renewal_time = self.credential.renew_at(MEDIAN_JITTER);
         renewal_time.duration_since(now).unwrap_or_default().min(CHECK_INTERVAL)
     }
 }
@@ -143,8 +146,9 @@ fn issue_credential(
     Ok(Credential::new(key, bundle)?)
 }
 
-/// The point of renewal: exactly half of the lifetime, since a single control plane needs no jitter.
-const HALF_LIFE: u64 = u64::MAX / 2;
+/// A constant instead of the random number of [`Credential::renew_at`], since a single control plane needs no jitter.
+/// The renewal is in the middle of the range, after 45 % of the lifetime.
+const MEDIAN_JITTER: u64 = u64::MAX / 2;
 
 /// The interval of renewal attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);

@@ -25,8 +25,8 @@ pub(crate) fn parse_query(query: &str) -> Option<(WorkloadName, String)> {
 /// Sends a query to the sidecar of a workload, over its open stream, and returns the response.
 ///
 /// # Errors
-/// Returns the HTTP status and the message for the operator: if the sidecar is not connected to this control plane,
-/// or if the query fails.
+/// Returns the HTTP status and the message for the operator, if the sidecar is not connected to this control plane or
+/// the query fails.
 pub(crate) async fn send_query(
     queries: &Queries,
     workload: &WorkloadName,

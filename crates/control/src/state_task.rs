@@ -1,6 +1,6 @@
-//! Runs the state task: the one task with all changing state of the control plane, that is the mesh and the state
-//! of all proxies. All other tasks send it events, so the state needs no locks. `next_event` waits for an event
-//! of a registry, a proxy or an operator, and `apply_event` applies it without waiting.
+//! Runs the state task: the one task with all changing state of the control plane, namely the mesh and the state of all
+//! proxies. All other tasks send it events, so the state needs no locks. `next_event` waits for an event of a registry,
+//! a proxy or an operator, and `apply_event` applies it without waiting.
 
 mod admin_query;
 mod claims;
@@ -237,6 +237,7 @@ impl ControlState {
                 StateEvent::Revoked(inbox.revoked.borrow_and_update().clone())
             }
             Some(key_update) = inbox.key_updates.recv() => StateEvent::Keys(key_update),
+            // `select!` polls in random order, so slices alternate with other events.
             () = std::future::ready(()), if has_slices => StateEvent::Slice,
             signing_event = self.certifier.next_event() => StateEvent::Certifier(signing_event),
             () = tokio::time::sleep_until(wake_time) => StateEvent::Timer,
@@ -367,7 +368,7 @@ impl ControlState {
                 );
             }
         }
-        if self.startup_grace.check_end(&self.mesh, now.clock) {
+        if self.startup_grace.end_if_over(&self.mesh, now.clock) {
             tracing::info!(
                 "startup grace period ended: all expected sidecars reconnected, or are no longer awaited"
             );
@@ -382,7 +383,7 @@ impl ControlState {
         }
         if self.last_stream_check + STREAM_CHECK_INTERVAL <= now.clock {
             self.last_stream_check = now.clock;
-            self.end_expired_streams(now);
+            self.remove_expired(now);
         }
         if self.outputs.next_output_update.is_some_and(|due| due <= now.clock) {
             self.outputs.next_output_update = None;
@@ -450,7 +451,7 @@ impl ControlState {
             workloads.extend(self.connected_proxies.connected_workloads());
         }
         for name in &workloads {
-            self.check_claim(name, now);
+            self.enforce_claim(name, now);
         }
         for name in workloads {
             // Another control plane may have read the files first, and may have reported the sidecar already.
@@ -500,7 +501,7 @@ impl ControlState {
             Event::CertificateRequested { connection, csr, reply } => {
                 self.renew_certificate(connection, csr, reply, now);
             }
-            Event::JoinRequested(pending_join) => self.join(pending_join, now),
+            Event::JoinRequested(pending_join) => self.start_join(pending_join, now),
             Event::Disconnected { connection } => self.handle_disconnect(connection, now),
             // Every event schedules an update of the outputs, and this event has no other effect.
             Event::PeerConnected => {}
@@ -538,8 +539,8 @@ impl ControlState {
         }
     }
 
-    /// Ends streams with an expired certificate or an ended task.
-    fn end_expired_streams(&mut self, now: EventTime) {
+    /// Evicts expired traffic history, and ends streams with an expired certificate or an ended task.
+    fn remove_expired(&mut self, now: EventTime) {
         self.history.evict_expired(&self.mesh, now.clock.duration_since(self.history_start));
         let is_expired = |proxy: &ConnectedProxy| proxy.expires_at <= now.wall_time;
         let streams_to_end: Vec<(ConnectionId, bool)> = self
@@ -572,7 +573,7 @@ fn listener_map(listeners: &[InboundListener]) -> Listeners {
     addresses.collect()
 }
 
-/// The interval of checks for streams that should have ended by themselves.
+/// The interval of checks for expired history, and for streams that should have ended by themselves.
 const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The time for which requests wait for the sidecar of a workload after a change of its port or account: the
@@ -582,10 +583,11 @@ const CHANGED_SIDECAR_WAIT: Duration = Duration::from_secs(30);
 /// The delay of an update of the outputs; a burst of events causes a single update.
 const OUTPUT_UPDATE_DELAY: Duration = Duration::from_millis(10);
 
-/// The pause after an update of the outputs, in multiples of its duration: updates take less than a tenth of the time.
+/// The pause after an update of the outputs, in multiples of its duration. With 10, updates take less than a tenth of the time.
 const OUTPUT_UPDATE_PAUSE_FACTOR: u32 = 10;
 
 /// The base cost of an event in a connection's budget, without the counted work.
 const EVENT_UNITS: u64 = 32;
 
+/// The reason that a proxy receives if its stream ends because its certificate has expired.
 const EXPIRED_REASON: &str = "the certificate of this proxy has expired: renew it";

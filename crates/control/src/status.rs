@@ -50,7 +50,7 @@ pub struct Status {
     pub starting: bool,
     /// The number of rejected documents.
     pub rejected: usize,
-    /// The lifetime of new certificates.
+    /// The lifetime of new certificates, in seconds.
     #[serde(default)]
     pub certificate_lifetime_seconds: u64,
     /// The URL of the control plane's browser page, if it has one.
@@ -107,7 +107,7 @@ pub struct ConvergenceStatus {
 }
 
 /// A workload and its sidecar.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct WorkloadStatus {
     /// The name, as `namespace/name`.
     pub name: String,
@@ -173,19 +173,19 @@ pub struct ApplicationStatus {
     pub restarts: u64,
     /// True if the application crash-loops: it exits repeatedly soon after its start.
     pub crash_looping: bool,
-    /// The exit status of the last exit.
+    /// The exit status of the last exit, as text; absent before the first one.
     pub last_exit: Option<String>,
-    /// The time since the application entered this state.
+    /// The time since the application entered this state, in seconds.
     pub since_seconds: f64,
-    /// The ports that the application does not serve, with the cause.
+    /// The ports that the application does not serve, each with the cause.
     pub ports: BTreeMap<u16, String>,
 }
 
-/// A condition that breaks traffic at a sidecar.
+/// A condition that breaks traffic at a sidecar, or needs attention there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionStatus {
     /// The kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`,
-    /// `log-lines-dropped`, or another.
+    /// `log-lines-dropped`, `detection-delayed`, `plaintext-rejected`, or one of a later release.
     pub kind: String,
     /// The listener, directory or service port that the condition concerns.
     pub subject: String,
@@ -209,7 +209,7 @@ pub struct RejectedJoinStatus {
     pub exists: bool,
     /// The number of rejected joins.
     pub count: u64,
-    /// The time since the last rejected join.
+    /// The time since the last rejected join, in seconds.
     pub age_seconds: u64,
     /// The reason for the last rejection.
     pub reason: String,
@@ -311,14 +311,14 @@ pub struct EndpointStatus {
 /// The last known certificate of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateStatus {
-    /// The name, as `namespace/name`.
+    /// The workload, as `namespace/name`.
     pub workload: String,
     /// The SPIFFE ID of the certificate.
     pub identity: String,
     /// The time of issue, in seconds since 1970.
     #[serde(default)]
     pub issued: u64,
-    /// The time since the certificate was issued.
+    /// The time since the certificate was issued, in seconds.
     #[serde(default)]
     pub age_seconds: u64,
     /// The time of expiry, in seconds since 1970.
@@ -334,7 +334,7 @@ pub struct ProxyStatus {
     pub workload: String,
     /// The number of the connection.
     pub connection: u64,
-    /// The time since the proxy connected.
+    /// The time since the proxy connected, in seconds.
     pub connected_seconds: f64,
     /// The process ID of the proxy, on its own machine.
     pub pid: u32,
@@ -350,13 +350,13 @@ pub struct ProxyStatus {
     pub subscriptions: Vec<String>,
     /// The number of services in the proxy's configuration.
     pub services: usize,
-    /// The time since the proxy last applied an update; absent before the first one.
+    /// The time since the proxy last applied an update, in seconds; absent before the first one.
     pub config_age_seconds: Option<f64>,
-    /// The time for which the proxy has been out of sync; absent if it is in sync.
+    /// The time for which the proxy has been out of sync, in seconds; absent if it is in sync.
     pub out_of_sync_seconds: Option<f64>,
-    /// The newest change that was sent to the proxy.
+    /// The number of the newest change that was sent to the proxy.
     pub sent: Option<u64>,
-    /// The newest change that the proxy has applied.
+    /// The number of the newest change that the proxy has applied.
     pub applied: Option<u64>,
     /// The number of resources that the proxy rejects.
     pub rejected: usize,
@@ -506,7 +506,7 @@ pub struct PolicyStatus {
     /// destination.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The missing references, as sentences; these parts of the policy have no effect.
+    /// The missing references, as sentences. A rule of the policy has no effect as far as it refers to a missing object.
     pub problems: Vec<String>,
     /// The keys that a JWT policy needs and that could not be fetched.
     #[serde(default)]

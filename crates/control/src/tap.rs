@@ -89,6 +89,7 @@ fn format_records(batch: TapRecords, lost: u64) -> String {
 /// percent-encoded.
 fn parse_tap(query: &str) -> Result<Tap, String> {
     let mut service = None;
+    // `Taps::open` sets the ID. The service is replaced below, or the query is rejected.
     let mut tap = Tap {
         id: 0,
         service: ServiceName::new("default", "none").map_err(|error| error.to_string())?,

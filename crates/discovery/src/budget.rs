@@ -30,6 +30,7 @@ struct Buckets {
 /// A leaky bucket: its level rises by the cost of each piece of work and falls at a fixed rate.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
+    /// The units that have been added and not drained yet.
     level: u64,
     /// The time of the last update of the level.
     updated_at: Instant,
@@ -119,6 +120,7 @@ impl Bucket {
         }
     }
 
+    /// Returns the time at which the level falls to the burst; `None` if it is not above.
     fn ready_at(&self, now: Instant) -> Option<Instant> {
         let excess_units = self.level.saturating_sub(BURST_UNITS);
         // At least a millisecond, the resolution of timers.

@@ -246,6 +246,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     fn handle_message(&mut self, message: proto::ToProxy) -> Result<(), DiscoveryError> {
         match message.message {
             None => Err(DiscoveryError::Malformed("a message without content".into())),
+            // A ping also carries the report interval and all open taps.
             Some(to_proxy::Message::Ping(wire)) => {
                 self.set_report_interval(wire.report_interval_ms);
                 self.update_taps(wire.taps);
@@ -322,6 +323,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Some(proto::certificate::Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
             Some(proto::certificate::Outcome::Error(reason)) => Err(reason.into()),
         };
+        // A certificate with another ID does not belong to the pending request, and is ignored.
         if let Some((_, reply)) = self.pending_certificate.take_if(|(id, _)| *id == wire.id) {
             // The receiver may be gone.
             reply.send(result).ok();

@@ -35,7 +35,7 @@ pub mod kind {
     pub const LISTENER_CLOSED: &str = "listener-closed";
     /// DNS queries of the application are not answered at an address. The subject is the address.
     pub const DNS_CLOSED: &str = "dns-closed";
-    /// A file of the state directory cannot be written.
+    /// A file of the state directory cannot be written. The subject is the directory.
     pub const STATE_UNWRITABLE: &str = "state-unwritable";
     /// A table is full and evicts entries. The subject is the table.
     pub const TABLE_FULL: &str = "table-full";
@@ -47,7 +47,7 @@ pub mod kind {
     pub const PLAINTEXT_REJECTED: &str = "plaintext-rejected";
     /// Lines of the log or access log are dropped because the output is blocked. Traffic continues.
     pub const LOG_LINES_DROPPED: &str = "log-lines-dropped";
-    /// A circuit breaker blocks all traffic to a service port.
+    /// A circuit breaker blocks all traffic to a service port. The subject is the service port.
     pub const CIRCUIT_OPEN: &str = "circuit-open";
 }
 

@@ -18,6 +18,7 @@ use crate::resource::{
 
 pub(crate) fn key_to_wire(key: &ResourceKey) -> proto::Key {
     let resource = match key {
+        // The protocol calls the workload configuration `plan`.
         ResourceKey::Workload => Resource::Plan(proto::Nothing {}),
         ResourceKey::Service(name) => Resource::Service(name.to_string()),
         ResourceKey::Address(address) => Resource::Address(ip_address_to_wire(*address)),

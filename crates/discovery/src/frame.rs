@@ -184,8 +184,8 @@ pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// plane.
 pub const MAX_REQUEST_BYTES: usize = 1 << 20;
 
-/// The number of queued bytes above which an end of the stream reads or creates no more messages that need a
-/// response.
+/// The number of queued bytes at which an end of the stream pauses, so that a slow peer does not fill its memory:
+/// the control plane reads no further messages, and the proxy sends no further requests and reports.
 pub(crate) const MAX_OUTBOX_BYTES: usize = 256 << 10;
 
 /// The maximum size of a message in a join, because the client of a join is not authenticated yet.

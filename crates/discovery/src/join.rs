@@ -87,6 +87,7 @@ where
 {
     let (read, write) = tokio::io::split(stream);
     let Some(frame) = FrameReader::new(read, MAX_JOIN_BYTES).next().await? else {
+        // The client closed the stream without a request.
         return Ok(());
     };
     let request = proto::JoinRequest::decode(frame)?;
@@ -95,7 +96,7 @@ where
     let pending_join =
         PendingJoin { token: request.token, workload, csr: request.csr, source, reply };
     event_sender.send(Event::JoinRequested(pending_join)).await?;
-    let (outcome, is_final) = match timeout(OWNER_TIMEOUT, receiver).await {
+    let (outcome, is_final) = match timeout(STATE_TASK_TIMEOUT, receiver).await {
         Ok(Ok(Ok(issued))) => (Outcome::Issued(issued_to_wire(issued)), false),
         Ok(Ok(Err(IssuanceFailure { reason, is_final }))) => (Outcome::Error(reason), is_final),
         Ok(Err(_)) | Err(_) => {
@@ -149,7 +150,7 @@ impl From<FrameError> for JoinError {
 
 /// The time limit for the response of the state task: shorter than `JOIN_TIMEOUT`, so that the client gets a
 /// response.
-const OWNER_TIMEOUT: Duration = Duration::from_secs(8);
+const STATE_TASK_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The time limit of a join, at either end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);

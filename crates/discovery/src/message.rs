@@ -36,7 +36,7 @@ pub struct Hello {
     /// The generation of the CA (its signing certificate and roots) that issued the proxy's certificate; 0 if
     /// unset.
     pub ca_generation: u64,
-    /// A random number of the process; 0 if unset.
+    /// A random number that identifies the proxy's process, also after it reconnects; 0 if unset.
     pub process: u64,
     /// The operational state of the proxy.
     pub report: ProxyReport,

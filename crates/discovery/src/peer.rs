@@ -57,6 +57,7 @@ where
     let mut keepalive = Keepalive::new(Instant::now());
     let mut reported_sidecars = Arc::<RegisteredSidecars>::default();
     let mut is_first_message = true;
+    // The first message does not wait for a change.
     local_sidecars.mark_changed();
     loop {
         // A slow receiver gets only the latest state, later.
@@ -64,6 +65,7 @@ where
         tokio::select! {
             frame = reader.next() => {
                 let Some(frame) = frame? else { return Ok(()) };
+                // The other control plane sends only pings, which have no content to handle.
                 proto::ToPeer::decode(frame)?;
                 keepalive.record_received(Instant::now());
             }

@@ -50,6 +50,7 @@ pub struct Publisher {
     desired_config: Option<DesiredConfig>,
     /// True if the desired configuration or the held resources changed since the last comparison.
     needs_comparison: bool,
+    /// The delta that the proxy has neither acknowledged nor rejected; `None` if the next one may be sent.
     delta_in_flight: Option<UnacknowledgedDelta>,
     /// The nonce of the last delta.
     last_nonce: u64,
@@ -184,6 +185,7 @@ impl Publisher {
             &self.held_versions,
         );
         match (names_sent_resource, includes_absent) {
+            // The named resources are withheld, so the next delta differs from this one.
             (true, _) => {}
             // The absent services were rejected because of held resources. New versions of these resources may
             // be withheld because they depend on the absent services. Both are sent together, once for each
@@ -306,6 +308,7 @@ struct UnacknowledgedDelta {
     removed: Vec<ResourceKey>,
     /// True if the delta includes the set of absent services.
     includes_absent: bool,
+    /// True if no further delta of this configuration follows.
     whole: bool,
 }
 

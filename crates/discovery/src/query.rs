@@ -122,7 +122,7 @@ impl Queries {
         response.map_err(|_| QueryError::Busy)?.map_err(|_| QueryError::Disconnected)?
     }
 
-    /// Opens the receiving end for one stream.
+    /// Opens the receiving end for one stream. `is_supported`: the proxy's release supports queries.
     pub(crate) fn open_stream(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -148,8 +148,10 @@ impl Queries {
 pub(crate) struct StreamQueries {
     queries: Arc<Queries>,
     connection: ConnectionId,
+    /// True if the proxy's release supports queries.
     is_supported: bool,
     receiver: mpsc::Receiver<PendingQuery>,
+    /// The query that waits for its response; `None` if the stream is free for the next query.
     open_query: Option<Box<OpenQuery>>,
 }
 
@@ -188,6 +190,7 @@ impl StreamQueries {
             if pending_query.reply.is_closed() {
                 continue;
             }
+            // Relaxed: an ID has to be unique, and orders no other memory access.
             let id = self.queries.next_id.fetch_add(1, Ordering::Relaxed);
             let deadline = Box::pin(tokio::time::sleep(QUERY_DEADLINE));
             let PendingQuery { path, reply } = pending_query;

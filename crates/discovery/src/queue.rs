@@ -75,7 +75,7 @@ pub struct EventSender {
 
 /// The error of sending an event after the state task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OwnerStopped;
+pub(crate) struct StateTaskStopped;
 
 /// A reserved slot in the queue for one event, and the connection's turn.
 #[derive(Debug)]
@@ -99,18 +99,18 @@ impl EventSender {
 
     /// Waits until the state task has handled the connection's previous event, and reserves a slot for the next
     /// one. Cancel-safe.
-    pub(crate) async fn reserve_slot(&self) -> Result<EventSlot<'_>, OwnerStopped> {
+    pub(crate) async fn reserve_slot(&self) -> Result<EventSlot<'_>, StateTaskStopped> {
         // The semaphore is never closed.
         let turn_permit =
-            Arc::clone(&self.turn_semaphore).acquire_owned().await.map_err(|_| OwnerStopped)?;
-        let queue_permit = self.queue.reserve().await.map_err(|_| OwnerStopped)?;
+            Arc::clone(&self.turn_semaphore).acquire_owned().await.map_err(|_| StateTaskStopped)?;
+        let queue_permit = self.queue.reserve().await.map_err(|_| StateTaskStopped)?;
         let budget = Arc::clone(&self.budget);
         Ok(EventSlot { queue_permit, turn: ConnectionTurn { _turn_permit: turn_permit, budget } })
     }
 
     /// Waits for the connection's turn and queues an event. Callers in this crate choose their own error for a
     /// stopped state task.
-    pub(crate) async fn send_event(&self, event: Event) -> Result<(), OwnerStopped> {
+    pub(crate) async fn send_event(&self, event: Event) -> Result<(), StateTaskStopped> {
         self.reserve_slot().await?.send_event(event);
         Ok(())
     }
@@ -120,7 +120,7 @@ impl EventSender {
     /// # Errors
     /// [`ServeError::Stopped`](crate::ServeError::Stopped) if the state task has ended.
     pub async fn send(&self, event: Event) -> Result<(), crate::ServeError> {
-        self.send_event(event).await.map_err(|OwnerStopped| crate::ServeError::Stopped)
+        self.send_event(event).await.map_err(|StateTaskStopped| crate::ServeError::Stopped)
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn decode_stored(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> 
     })
 }
 
-/// The reason why a stored configuration is unusable. Each message tells the operator to delete the file.
+/// The reason why a stored configuration is unusable. Each message contains the remedy: delete the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidStoredConfig {
     /// The magic number is missing, or the file was written by another version.

@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_owner_follows_the_set_by_its_changes(
+        fn the_state_task_follows_the_set_by_its_changes(
             steps in proptest::collection::vec((any::<bool>(), 0_u8..8, any::<bool>()), 0..80)
         ) {
             let mut set = tracked_set(5);

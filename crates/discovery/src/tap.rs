@@ -41,6 +41,7 @@ pub struct ActiveTap {
     taps: Arc<Taps>,
     id: u64,
     receiver: mpsc::Receiver<TapRecords>,
+    /// The number of requests without a record since the last call of [`Self::take_lost`].
     lost_count: Arc<AtomicU64>,
 }
 
@@ -71,8 +72,9 @@ impl Taps {
     /// # Errors
     /// [`TooManyTaps`] if [`MAX_TAPS`] taps are open.
     pub fn open(self: &Arc<Self>, tap: Tap) -> Result<ActiveTap, TooManyTaps> {
+        // Relaxed: an ID has to be unique, and orders no other memory access.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let (sender, receiver) = mpsc::channel(MAX_QUEUED_RECORDS);
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let lost_count = Arc::<AtomicU64>::default();
         let open_tap =
             OpenTap { tap: Tap { id, ..tap }, sender, lost_count: Arc::clone(&lost_count) };
@@ -130,6 +132,7 @@ impl OpenTap {
 
     /// Counts lost requests. The proxy chooses the number, so the addition saturates.
     pub(crate) fn record_lost(&self, count: u64) {
+        // The update always succeeds, because the closure returns a number for every count.
         let add_count = |lost: u64| Some(lost.saturating_add(count));
         self.lost_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add_count).ok();
     }
@@ -221,7 +224,7 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
 /// The maximum number of open taps of a control plane: each costs every sidecar a comparison for each request.
 pub const MAX_TAPS: usize = 8;
 /// The capacity of a tap's queue: the messages of all proxies within a fraction of a second.
-const MAX_QUEUED_RECORDS: usize = 64;
+const MAX_QUEUED_MESSAGES: usize = 64;
 /// The maximum number of records in a message; a proxy sends at least two messages per second.
 pub(crate) const MAX_RECORDS: usize = 512;
 /// The maximum length of a record: all its texts are truncated to 1 KiB, and each byte may take six in JSON.
@@ -289,7 +292,7 @@ mod tests {
         let taps = wrapping_taps();
         let active = taps.open(any_tap()).unwrap();
         let open = taps.watch_taps().borrow().clone();
-        for _ in 0..MAX_QUEUED_RECORDS + 2 {
+        for _ in 0..MAX_QUEUED_MESSAGES + 2 {
             open[0].forward_records(TapRecords { dropped: u64::MAX, ..tapped_records(2) });
         }
         assert_eq!((active.take_lost(), active.take_lost()), (u64::MAX, 0));
@@ -315,7 +318,7 @@ mod tests {
         let taps = wrapping_taps();
         let active = taps.open(any_tap()).unwrap();
         let open = taps.watch_taps().borrow().clone();
-        for _ in 0..MAX_QUEUED_RECORDS + 3 {
+        for _ in 0..MAX_QUEUED_MESSAGES + 3 {
             open[0].forward_records(tapped_records(2));
         }
         assert_eq!((active.take_lost(), active.take_lost()), (9, 0));

@@ -67,7 +67,7 @@ pub struct TrafficSeries {
     pub bytes_in: u64,
     /// Response body bytes sent to clients.
     pub bytes_out: u64,
-    /// The durations, by histogram bucket, ascending.
+    /// The numbers of requests by duration: indexes of histogram buckets in ascending order, each with its count.
     pub durations: Vec<(u8, u64)>,
 }
 

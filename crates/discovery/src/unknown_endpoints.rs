@@ -31,7 +31,7 @@ impl UnknownEndpoints {
         self.endpoints.contains(endpoint)
     }
 
-    /// Adds unknown addresses.
+    /// Returns the same unknown endpoints with these unknown addresses.
     #[must_use]
     pub fn with_addresses(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         Self { addresses: Arc::new(addresses.into_iter().collect()), ..self }

@@ -82,7 +82,7 @@ impl Authority {
         let key_pem = disk::read(&dir.join(KEY_FILE), FileAccess::Owner)?;
         let key_pem = key_pem.ok_or(AuthorityError::KeyMissing)?;
         let key = PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)?;
-        Self::from_parts(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
+        Self::from_built_in_root(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
 
     /// Opens the built-in root in `dir`, or creates one (P-256, ten years).
@@ -108,7 +108,7 @@ impl Authority {
             Some(roots_pem) => roots_pem,
             None => create_root(dir, trust_domain, &key, now)?,
         };
-        Self::from_parts(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
+        Self::from_built_in_root(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
 
     /// Signs the requested key for `subject`, valid for `lifetime` from `now`.
@@ -236,7 +236,7 @@ impl Authority {
 
     /// Builds the authority of a built-in root: `key` signs, and one of the `roots` must be its certificate. All roots must
     /// be of the trust domain.
-    fn from_parts(
+    fn from_built_in_root(
         trust_domain: &TrustDomain,
         key: PrivateKey,
         roots: Roots,
@@ -248,6 +248,7 @@ impl Authority {
                 .map_err(|_| AuthorityError::KeyMismatch)?;
             check_trust_domain(&root, trust_domain)?;
             if *root.public_key().subject_public_key.data == *key.public_key() {
+                // An expiry that the system cannot represent counts as expired.
                 let not_after = to_system_time(root.validity().not_after);
                 certificate_and_expiry = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
             }
@@ -317,7 +318,7 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// The subject of a certificate.
+/// The holder that a member's certificate names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CertificateSubject<'a> {
     /// The identity that peers verify and policies name.
@@ -496,6 +497,7 @@ fn self_signed_root(
         fingerprint.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
     let name = &mut parameters.distinguished_name;
     name.push(DnType::CommonName, format!("Leno root {fingerprint}"));
+    // A path length of 0: the built-in root signs members directly, without intermediates.
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let certificate = parameters.self_signed(key.key_pair()).map_err(AuthorityError::Encoding)?;
@@ -507,7 +509,8 @@ fn common_parameters(
     not_before: SystemTime,
     not_after: SystemTime,
 ) -> Result<CertificateParams, AuthorityError> {
-    // RFC 5280 §4.1.2.2: a serial number is positive and has at most 20 bytes.
+    // RFC 5280 §4.1.2.2: a serial number is positive and has at most 20 bytes. The first byte therefore has a clear sign
+    // bit, and is not 0, so that all serial numbers have the same length.
     let mut serial_bytes = [0u8; 16];
     rand::fill(&mut serial_bytes).map_err(|_| AuthorityError::NoRandomness)?;
     serial_bytes[0] = serial_bytes[0] & 0x7f | 0x40;

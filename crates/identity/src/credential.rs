@@ -186,7 +186,7 @@ impl Credential {
     /// have expired.
     ///
     /// # Errors
-    /// [`CredentialError`] if a file cannot be read, others may read the key, or the parts do not match.
+    /// [`CredentialError`] if a file cannot be read, others may read the key, or key, chain and roots do not match.
     pub fn load(dir: &Path) -> Result<Option<Self>, CredentialError> {
         let Some(credential_pem) = disk::read(&dir.join(CREDENTIAL_FILE), FileAccess::Owner)?
         else {
@@ -199,6 +199,7 @@ impl Credential {
             .ok_or(CredentialError::RootsMissing)?;
         let key = PrivateKey::from_pem(&credential_pem).map_err(|_| CredentialError::KeyMissing)?;
         let chain: Vec<_> = CertificateDer::pem_slice_iter(credential_pem.as_bytes())
+            // One more than the maximum, so that `new` rejects a chain that is too long.
             .take(MAX_CHAIN_CERTIFICATES + 1)
             .collect::<Result<_, _>>()?;
         let bundle = CertificateBundle::new(chain, Roots::from_pem(&roots_pem)?)?;
@@ -271,6 +272,7 @@ fn compute_ca_generation(
     let root_certificates = roots.certificates();
     let verifies_chain = |root: &&CertificateDer<'static>| {
         let root = Roots::new(vec![(*root).clone()]);
+        // A single root has verified the chain before.
         root_certificates.len() == 1
             || root.is_ok_and(|root| verify_chain(chain, &root, verification_time).is_ok())
     };

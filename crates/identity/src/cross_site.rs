@@ -50,8 +50,8 @@ pub fn request_host<'a>(
     }
 }
 
-/// Returns the value of a header that may occur once; an empty value if it is repeated, because the values may
-/// differ.
+/// Returns the value of a header that may occur once; `None` if it is absent. A repeated header has an empty value, because
+/// its values may differ.
 pub fn single_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let first_value = values.next()?;
     Some(if values.next().is_some() { "" } else { first_value })
@@ -75,6 +75,7 @@ pub fn check_origin<'a>(
     let is_navigation = is_page
         && header("sec-fetch-mode") == Some("navigate")
         && header("sec-fetch-dest") == Some("document");
+    // Clients other than browsers send no `Sec-Fetch-Site`; `none` means that the user opened the address.
     let is_own_site = match header("sec-fetch-site") {
         None | Some("same-origin" | "none") => true,
         Some(_) => is_navigation,

@@ -105,6 +105,7 @@ pub fn read_or_create_secret(path: &Path) -> io::Result<String> {
 pub(crate) fn create(path: &Path, contents: &[u8], access: FileAccess) -> io::Result<()> {
     let temporary_path = write_temporary_file(path, contents, access)?;
     let result = fs::hard_link(&temporary_path, path);
+    // A temporary file that cannot be removed is harmless: its name marks it as temporary.
     fs::remove_file(&temporary_path).ok();
     result.map_err(|cause| file_error("create", path, cause))?;
     sync_parent(path)

@@ -53,6 +53,7 @@ pub fn gateway_server_config(
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(CertificatesByHost(listener_certificates)));
     config.ticketer = Ticketer::new()?;
+    // Early data can be replayed (RFC 8446 §8).
     config.max_early_data_size = 0;
     config.alpn_protocols = owned_protocols(alpn);
     Ok((Arc::new(config), unusable_certificates))

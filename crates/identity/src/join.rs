@@ -105,7 +105,7 @@ pub enum JoinBundleError {
     /// The file is larger than any bundle.
     #[error("the token file is larger than {MAX_BUNDLE_BYTES} bytes")]
     TooLarge,
-    /// The file is of another kind.
+    /// The first line is not that of a token file.
     #[error("this is not a token file: its first line must be `{MAGIC}`")]
     WrongFirstLine,
     /// A line is not a field, or repeats a field.

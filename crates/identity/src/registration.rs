@@ -38,7 +38,7 @@ impl Registrations {
         Ok(Self { dir: dir.to_owned(), cached_numbers: Mutex::default() })
     }
 
-    /// Returns the latest registration of a workload; 0 if there is none.
+    /// Returns the latest registration number of a workload; 0 if the workload is not registered.
     ///
     /// # Errors
     /// An I/O error if the file of the workload cannot be read, or was removed and cannot be written again. The
@@ -90,6 +90,7 @@ impl Registrations {
         // The directory may have been removed.
         create_private_directory(&self.dir)?;
         let latest_number = self.latest_number(workload)?;
+        // A registered workload has a file already; only a new workload counts against the limit.
         if latest_number == 0 && self.remove_expired(now)? >= MAX_REGISTRATIONS {
             let message = format!("{MAX_REGISTRATIONS} workloads have joined in the last 90 days");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
@@ -104,8 +105,7 @@ impl Registrations {
         Ok(number)
     }
 
-    /// Removes registrations older than the maximum certificate lifetime and returns the number of the
-    /// remaining ones.
+    /// Removes registrations older than the maximum certificate lifetime, and returns the count of remaining registrations.
     ///
     /// # Errors
     /// An I/O error if the directory cannot be read.
@@ -153,7 +153,7 @@ impl Registrations {
     }
 }
 
-/// Returns the content of a workload's file.
+/// Returns the content of a workload's file: the workload's name and its number, one per line.
 fn render_record(workload: &WorkloadName, number: u64) -> Vec<u8> {
     format!("{workload}\n{number}\n").into_bytes()
 }

@@ -43,7 +43,7 @@ impl RevocationFile {
         let path = self.dir.join(REVOKED_FILE);
         let Some(text) = disk::read(&path, FileAccess::AllUsers)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let entries = lines.map(|(index, line)| {
+        let revoked_workloads = lines.map(|(index, line)| {
             parse_line(line).ok_or_else(|| {
                 let message = format!(
                     "line {}: {line:?} is not a workload: write `NAMESPACE/NAME`, followed by a pod's UID to revoke that pod only",
@@ -52,7 +52,7 @@ impl RevocationFile {
                 disk::file_error("read", &path, io::Error::new(io::ErrorKind::InvalidData, message))
             })
         });
-        entries.collect::<io::Result<_>>().map(Some)
+        revoked_workloads.collect::<io::Result<_>>().map(Some)
     }
 
     /// Returns the directory of the file.
@@ -90,19 +90,19 @@ impl RevocationFile {
         })
     }
 
-    /// Removes a workload: with a UID only that Pod, otherwise all entries with the name. Returns false if there was no
-    /// such entry.
+    /// Removes the revocation of a workload: with a UID only that of the Pod, otherwise also those of all its Pods. Returns
+    /// false if neither was revoked.
     ///
     /// # Errors
     /// An I/O error if the file cannot be read or written.
     pub fn remove(&self, workload: &RevokedWorkload) -> io::Result<bool> {
         self.edit_under_lock(|revoked| {
             let count_before = revoked.len();
-            let is_matching = |entry: &RevokedWorkload| {
-                entry.workload == workload.workload
-                    && (workload.uid.is_none() || entry.uid == workload.uid)
+            let is_removed = |candidate: &RevokedWorkload| {
+                candidate.workload == workload.workload
+                    && (workload.uid.is_none() || candidate.uid == workload.uid)
             };
-            revoked.retain(|entry| !is_matching(entry));
+            revoked.retain(|candidate| !is_removed(candidate));
             Ok(revoked.len() < count_before)
         })
     }
@@ -136,6 +136,7 @@ impl RevocationFile {
     /// while this process waits for the lock, the directory is created and locked again.
     fn lock_directory(&self) -> io::Result<File> {
         for _ in 0..MAX_LOCK_ATTEMPTS {
+            // `NotFound` means that another process has just removed the directory or its parent.
             match create_private_directory(&self.dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 result => result?,

@@ -155,7 +155,7 @@ fn intermediate_store(certificates: &[CertificateDer<'static>]) -> Option<RootCe
 }
 
 /// True for a root: its issuer name is its subject name and, if it has both key identifiers, its issuer's key is its own
-/// key. True as well for a certificate that cannot be parsed.
+/// key. True as well for a certificate that cannot be parsed, which therefore never counts as an intermediate.
 pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
     let Ok((_, certificate)) = x509_parser::parse_x509_certificate(der) else { return true };
     if certificate.subject().as_raw() != certificate.issuer().as_raw() {
@@ -193,7 +193,7 @@ fn is_ca_certificate(certificate: &X509Certificate<'_>) -> bool {
 }
 
 /// Maximum number of roots in a bundle. A rotation needs two; federation with a few meshes needs some more.
-const MAX_ROOTS: usize = 16;
+pub(crate) const MAX_ROOTS: usize = 16;
 
 /// Maximum number of certificates read from a PEM text; further ones are ignored. It is larger than [`MAX_ROOTS`] because
 /// duplicates do not count as roots.

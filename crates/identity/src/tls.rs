@@ -103,6 +103,7 @@ pub fn join_client_config(
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_no_client_auth();
+    // A proxy joins once: no later connection resumes the session.
     config.resumption = Resumption::disabled();
     config.alpn_protocols = owned_protocols(alpn);
     Ok(Arc::new(config))
@@ -194,7 +195,9 @@ fn build_server_config(
     // Tickets contain the verified client certificate, encrypted; the server is stateless.
     config.ticketer = Ticketer::new()?;
     config.send_tls13_tickets = TICKETS_PER_HANDSHAKE;
+    // Early data can be replayed (RFC 8446 §8).
     config.max_early_data_size = 0;
+    // The order of `crypto_provider` applies, which prefers the fastest suite.
     config.ignore_client_order = true;
     config.alpn_protocols = owned_protocols(alpn);
     Ok(Arc::new(config))

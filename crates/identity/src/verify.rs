@@ -31,7 +31,7 @@ pub struct VerifiedPeer {
 }
 
 impl VerifiedPeer {
-    /// Returns the time of issue: certificates are backdated for slow clocks.
+    /// Returns the time of issue: `not_before` plus the time by which certificates are backdated for slow clocks.
     #[must_use]
     pub fn issue_time(&self) -> SystemTime {
         (self.not_before + CLOCK_SKEW).min(self.not_after)
@@ -180,8 +180,8 @@ pub(crate) fn to_system_time(time: ASN1Time) -> Result<SystemTime, VerifyError> 
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).ok_or(VerifyError::Malformed)
 }
 
-/// Returns the workload in the common name. Leno's authority writes `namespace/name` as the only common name; other
-/// CAs may write any text.
+/// Returns the workload in the common name; `None` without exactly one common name of this form. Leno's authority writes
+/// `namespace/name`; other CAs may write any text.
 fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
     let mut common_names = certificate.subject().iter_common_name();
     let common_name = common_names.next()?;
@@ -191,8 +191,8 @@ fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
     }
 }
 
-/// Returns the instance in the subject's serial number. Leno's authority writes the instance as the only serial number;
-/// other CAs may write any text.
+/// Returns the instance in the subject's serial number; `None` without exactly one serial number of this form. Leno's
+/// authority writes the instance; other CAs may write any text.
 fn sole_instance(certificate: &X509Certificate<'_>) -> Option<Instance> {
     let mut serial_numbers = certificate.subject().iter_by_oid(&OID_X509_SERIALNUMBER);
     let serial_number = serial_numbers.next()?;

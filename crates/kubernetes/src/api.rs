@@ -30,7 +30,7 @@ pub use self::error::ApiError;
 pub(crate) use self::error::escape_text;
 pub use self::name::{InvalidPathName, NamespaceName, ObjectName};
 
-/// Access to the objects of one kind, in one namespace or in all namespaces.
+/// A client for the objects of one kind, in one namespace or in all namespaces.
 #[derive(Debug, Clone)]
 pub struct ObjectApi<K>(Api<K>);
 
@@ -58,7 +58,7 @@ impl ObjectApi<DynamicObject> {
     /// Creates an API for objects of a kind that is known at run time, in one namespace or in all.
     ///
     /// # Errors
-    /// [`ApiError::Name`] when a part of the kind cannot be part of a path.
+    /// [`ApiError::Name`] when the group, version or plural of the kind cannot be part of a path.
     pub fn for_dynamic_kind(
         client: Client,
         namespace: Option<&NamespaceName>,

@@ -35,7 +35,7 @@ pub struct SharedAuthority {
     secret: Option<Secret>,
     /// The content of the directory when it last equaled the Secret.
     synced_files: AuthorityFiles,
-    /// The content of the directory at the last poll; `None` if it equals the Secret.
+    /// The content of the directory at the last poll, if it differed from the Secret.
     unsynced_files: Option<AuthorityFiles>,
     /// The roots last written to the ConfigMap.
     published_roots: Option<String>,
@@ -97,7 +97,7 @@ impl SharedAuthority {
             .source(&self.directory)
             .ok_or(SharedAuthorityError::Incomplete)?;
         self.adopt_secret(secret)?;
-        // Report an unusable authority now.
+        // Report an unusable authority now rather than with the first certificate.
         source.open(&self.trust_domain, SystemTime::now())?;
         self.publish_roots().await;
         Ok(source)
@@ -120,7 +120,7 @@ impl SharedAuthority {
                 Some(Ok(Event::Init)) => secret_exists = false,
                 Some(Ok(Event::InitApply(secret) | Event::Apply(secret))) => {
                     secret_exists = true;
-                    self.follow_secret(secret);
+                    self.adopt_changed_secret(secret);
                     self.publish_roots().await;
                 }
                 Some(Ok(Event::InitDone)) => {
@@ -139,10 +139,11 @@ impl SharedAuthority {
                 None => {
                     tick_count = tick_count.wrapping_add(1);
                     if tick_count.is_multiple_of(POLLS_PER_PUBLICATION) {
+                        // Forces a write even if our roots are unchanged.
                         self.published_roots = None;
                         self.publish_roots().await;
                     }
-                    // The API server may have rejected the previous attempt.
+                    // The API server may have rejected the previous attempt to restore the Secret.
                     if is_listed && !secret_exists {
                         self.restore_secret().await;
                     } else if is_listed {
@@ -187,7 +188,7 @@ impl SharedAuthority {
         Ok(())
     }
 
-    /// Checks that these files can sign, in a scratch directory next to the current one.
+    /// Checks that these files can sign, in a scratch directory next to the one of the authority.
     fn check_files(&self, files: &AuthorityFiles) -> Result<(), SharedAuthorityError> {
         let scratch_directory = self.directory.with_extension("tried");
         files.write(&scratch_directory)?;
@@ -203,7 +204,7 @@ impl SharedAuthority {
     }
 
     /// Adopts a changed Secret. If the new content cannot sign, the current authority stays in use.
-    fn follow_secret(&mut self, secret: Secret) {
+    fn adopt_changed_secret(&mut self, secret: Secret) {
         let files = read_authority_files(&secret);
         if files != self.synced_files
             && let Err(error) = self.check_files(&files)
@@ -235,6 +236,7 @@ impl SharedAuthority {
 
     /// Writes changes of the directory to the Secret. If the Secret was changed as well, its content wins.
     async fn write_changes(&mut self) {
+        // The next poll reads the directory again.
         let Ok(files) = AuthorityFiles::read(&self.directory) else { return };
         if files == self.synced_files {
             self.unsynced_files = None;
@@ -245,12 +247,13 @@ impl SharedAuthority {
             self.unsynced_files = Some(files);
             return;
         }
+        // Other control planes must not receive an authority that cannot sign.
         let is_valid = files
             .source(&self.directory)
             .is_some_and(|source| source.open(&self.trust_domain, SystemTime::now()).is_ok());
         let Some(mut secret) = self.secret.clone().filter(|_| is_valid) else { return };
         fill_secret(&mut secret, &files);
-        // The request names the resource version that it replaces.
+        // The request contains the resource version, so that it fails if the Secret was changed as well.
         match self.secrets.replace(&AUTHORITY_NAME, &PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::info!("the local CA was changed; the Secret is updated");

@@ -7,6 +7,6 @@ mod secret;
 
 pub(crate) use desired::{ACCESS_CERT, CertificateDecisions, OwnerObject, validate_requests};
 pub use desired::{
-    CertificateOutcomes, DesiredCertificate, DesiredCertificates, SecretPermissions,
+    CertificateOutcomes, DesiredCertificates, ExternalCertificateRequest, SecretPermissions,
 };
 pub use reconcile::reconcile_external_principals;

@@ -168,7 +168,7 @@ pub enum SkipReason {
     NotRequested,
     /// The pod or its namespace opts out.
     Disabled,
-    /// The namespace of the pod is ignored.
+    /// The namespace of the pod has a label `ignore` with a supported prefix.
     Ignored,
     /// The namespace of the pod belongs to the cluster or to the control plane.
     SystemNamespace,
@@ -210,7 +210,9 @@ pub fn inject_sidecar(
     let floor = settings.floor_in(trigger.namespace_metadata());
     let mut warnings = Vec::new();
     match decide_injection(pod, trigger, &settings.system_namespace)? {
+        // Nothing prevents a sidecar.
         None => {}
+        // The pod opts out, but the floor overrides that.
         Some(SkipReason::Disabled)
             if floor.is_some_and(|floor| decision::is_sidecar_required(pod, trigger, floor)) =>
         {
@@ -243,7 +245,7 @@ pub fn inject_sidecar(
     );
     warnings.extend(options.warnings);
     warnings.extend(probes.into_warnings());
-    // Last, because clients show only the first few warnings of an admission review.
+    // These warnings come last, because clients show only the first few warnings of an admission review.
     warnings.extend(unknown_warnings);
     Ok(InjectionOutcome::Injected { pod, warnings })
 }
@@ -339,10 +341,12 @@ fn add_pod_metadata(pod: &mut Value, options: &SidecarOptions) {
         return;
     }
     let existing_annotations = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
+    // If the sidecar does not expose the metrics of the application, Prometheus continues to scrape the application.
     let has_scrape_annotation = options.application_metrics.is_none()
         && existing_annotations.contains_key("prometheus.io/scrape");
     if options.application_metrics.is_some() {
-        // The sidecar exposes the metrics of the application as well.
+        // The sidecar exposes the metrics of the application as well, so its port and path replace those of the
+        // application.
         scrape_annotations().iter().for_each(|(key, _)| drop(existing_annotations.remove(*key)));
     }
     for (key, value) in annotations {
@@ -371,7 +375,7 @@ fn application_container(pod: &Value) -> Option<&str> {
     names.filter_map(|container| container["name"].as_str()).find(|name| *name != PROXY_CONTAINER)
 }
 
-/// Returns the list under a key of the pod's `spec`; creates it if it is absent.
+/// Returns the list under a key of the pod's `spec`. A value of another type is replaced by an empty list.
 fn spec_list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
     let spec = map_entry(pod, "spec");
     let value = spec.entry(key).or_insert(Value::Null);
@@ -381,7 +385,8 @@ fn spec_list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
     value.as_array_mut().expect("the value was replaced if it had another type")
 }
 
-/// Returns the map under a key, or the value itself if the key is empty; creates it if it is absent.
+/// Returns the map under a key, or `value` itself if the key is empty. A value of another type is replaced by an
+/// empty map.
 fn map_entry<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     let entry = match key {
         "" => value,

@@ -51,7 +51,7 @@ pub struct InstallOptions {
     pub replicas: u32,
     /// The trust domain of the mesh.
     pub trust_domain: TrustDomain,
-    /// True if the kinds of SMI and OSM are installed too.
+    /// True to install the supported kinds of SMI, OSM and FSM too.
     pub with_smi: bool,
     /// The CNI directories of nodes, if the CNI plugin redirects connections to sidecars.
     pub cni: Option<NodeNetwork>,
@@ -61,10 +61,10 @@ pub struct InstallOptions {
     pub access_certs: BTreeSet<Name>,
     /// The client CA certificates of the webhook, as PEM, if it verifies clients.
     pub webhook_client_ca: Option<String>,
-    /// True for a NetworkPolicy that permits only the connections that the control plane needs.
+    /// True to install a NetworkPolicy that permits only the connections that the control plane needs.
     pub network_policies: bool,
-    /// The API servers' address ranges. Only these addresses may connect to the webhook; all may if it is
-    /// empty.
+    /// The API servers' address ranges. Only these addresses may connect to the webhook; if there are none, all
+    /// addresses may.
     pub api_server: BTreeSet<AddressRange>,
     /// The namespaces with mesh-wide objects, in addition to the control plane's.
     pub settings_namespaces: BTreeSet<Name>,
@@ -141,8 +141,8 @@ fn gateway_class() -> Value {
     })
 }
 
-/// Returns the result for an object that is skipped because the cluster does not have its kind or its
-/// namespace.
+/// Returns the result for an object that may be skipped if the cluster does not have its kind or its namespace;
+/// `None` for objects that every installation needs.
 fn skip_result(manifest: &Value) -> Option<&'static str> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
     if kind == "GatewayClass" || validation_rules::is_policy_kind(kind) {

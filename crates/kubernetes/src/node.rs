@@ -31,7 +31,7 @@ impl NodeAgentClient {
         Ok(Self { client: Client::try_default().await? })
     }
 
-    /// Returns the handling of a pod's traffic.
+    /// Returns the handling of a pod's traffic. `uid` is the UID in the container runtime, if it is known.
     ///
     /// # Errors
     /// When the pod does not exist, or a newer pod has its name.
@@ -46,7 +46,7 @@ impl NodeAgentClient {
         let pods: ObjectApi<Pod> = ObjectApi::for_namespace(self.client.clone(), &namespace);
         let pod = pods.get(&name).await?;
         match uid {
-            // Static pods have a different UID in the API server than in the container runtime.
+            // Static pods (mirror pods in the API server) have a different UID in the container runtime.
             Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror_pod(&pod) => {
                 Err(NodeError::Replaced)
             }
@@ -54,7 +54,7 @@ impl NodeAgentClient {
         }
     }
 
-    /// Returns true if a DaemonSet is deleted or being deleted.
+    /// Returns true if a DaemonSet does not exist or is being deleted.
     ///
     /// # Errors
     /// When the API server request fails.

@@ -47,6 +47,7 @@ pub async fn follow_peers(
                     is_changed
                 });
             }
+            // The watch continues after a delay, and the known addresses stay in use.
             Some(Err(error)) => {
                 tracing::warn!(%error, "cannot watch the other control planes");
             }
@@ -58,6 +59,7 @@ pub async fn follow_peers(
 /// The addresses in each EndpointSlice of the Service, by the name of the slice.
 #[derive(Debug, Default)]
 struct SliceAddresses {
+    /// The slices of the last complete list, with later changes.
     complete_slices: BTreeMap<String, BTreeSet<IpAddr>>,
     /// The slices of an unfinished relist. The `complete_slices` stay in use until it is finished.
     relisted_slices: BTreeMap<String, BTreeSet<IpAddr>>,
@@ -78,7 +80,8 @@ impl SliceAddresses {
         }
     }
 
-    /// Returns all addresses except our own, without duplicates: a dual-stack Service lists every pod twice.
+    /// Returns the addresses of the other control planes in our own address family. A dual-stack Service lists every
+    /// pod once for each family.
     fn peer_addresses(&self, own_address: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
         let ips = self.complete_slices.values().flatten();
         ips.filter(|ip| **ip != own_address && ip.is_ipv4() == own_address.is_ipv4())

@@ -23,7 +23,7 @@ use leno_registry::{DocumentLocation, RejectedDocument, port_name_protocol};
 pub(crate) use api_server::{endpoint_addresses, service_addresses};
 pub(crate) use custom::{CustomResource, incomplete_grant, read_custom};
 pub use foreign::{
-    ALWAYS_ON_FIELDS, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
+    ALWAYS_ON_FIELDS, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_feature,
 };
 pub(crate) use foreign::{FOREIGN_CONFIGS, ForeignMeshSettings, IngressGateway};
 pub(crate) use mesh_parts::is_service_parent;

@@ -47,10 +47,11 @@ type RejectedClientKey = (WorkloadName, IpAddr);
 #[derive(Default)]
 struct RejectionEvents {
     events_by_client: BTreeMap<RejectedClientKey, RejectionEvent>,
-    /// The times of the last writes, oldest first.
+    /// The times of the writes in the last minute, oldest first.
     recent_writes: std::collections::VecDeque<Instant>,
 }
 
+/// The event about one rejected client.
 struct RejectionEvent {
     /// The time of the last report about the client.
     last_seen: Instant,
@@ -76,7 +77,7 @@ impl RejectionEvents {
         self.renew_events(client, now).await;
     }
 
-    /// Returns the clients that need an event now, within the limits of the table, per pod and per minute.
+    /// Returns the clients that need an event now, within the limits of all clients, per pod and per minute.
     fn due_clients(
         &mut self,
         rejected_clients: &[RejectedClient],
@@ -100,6 +101,7 @@ impl RejectionEvents {
             {
                 continue;
             }
+            // The next poll retries the remaining clients.
             if self.recent_writes.len() >= MAX_EVENTS_PER_MINUTE {
                 break;
             }
@@ -132,6 +134,7 @@ impl RejectionEvents {
     /// Increases the counts of events with active clients. An event that has expired in the API server is
     /// written again when its client returns after [`MEMORY_DURATION`].
     async fn renew_events(&mut self, client: &Client, now: Instant) {
+        // `due_clients` has set this time for the clients in the current report.
         for event in self.events_by_client.values_mut().filter(|event| event.last_seen == now) {
             if let Some(written_event) = &mut event.written_event
                 && !written_event.renew_count(client, now).await
@@ -219,7 +222,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const MAX_EVENTS_PER_MINUTE: usize = 20;
 /// The maximum number of clients with an event per pod.
 const MAX_CLIENTS_PER_POD: usize = 8;
-/// The maximum number of clients in the table.
+/// The maximum number of clients in `events_by_client`.
 const MAX_CLIENTS: usize = 1024;
 
 #[cfg(test)]

@@ -153,6 +153,7 @@ fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewE
     let parsed_claims: Option<ServiceAccountClaims> =
         payload.and_then(|payload| serde_json::from_slice(&payload).ok());
     let leno_claims = parsed_claims.filter(|claims| {
+        // The claim is one audience or a list of audiences.
         let aud = claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
         aud.iter().any(|audience| audience == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
@@ -269,7 +270,7 @@ const POD_UID_FIELD: &str = "authentication.kubernetes.io/pod-uid";
 /// The error for a token that is not bound to a pod.
 const UNBOUND_TOKEN: &str = "the token is not bound to a pod: use a token from a projected volume of the \
                        pod, not from a Secret and not created manually";
-/// The tolerated clock skew.
+/// The tolerated clock skew between the API server and this control plane.
 const LEEWAY: Duration = Duration::from_secs(300);
 /// The maximum number of remembered issuers: API servers have one, and a second one during a migration.
 const MAX_ISSUERS: usize = 8;

@@ -38,7 +38,7 @@ use crate::status::DesiredStatus;
 /// A source of objects from an API server: pods, services and namespaces, and custom resources of every kind
 /// that files may contain.
 ///
-/// As with files, the last valid version of an object stays in use when a later one is rejected; an object is
+/// As with files, the last valid version of an object stays in use when a later version is rejected; an object is
 /// removed only when it is deleted. The source periodically looks for kinds that the server lacks. A kind that
 /// the source may not read causes a warning, and the other kinds are read. However, no update is sent before
 /// all kinds that determine mesh membership and authorization are listed.
@@ -194,8 +194,8 @@ impl KubernetesSource {
         self.floor.subscribe()
     }
 
-    /// Watches all kinds and sends updates. The first update is sent when every kind has been listed or cannot
-    /// be; later updates are sent when objects, rejections or warnings change. Returns when the receiver of the
+    /// Watches all kinds and sends updates. The first update is sent when every kind has been listed or cannot be
+    /// listed. Later updates are sent when objects, rejections or warnings change. Returns when the receiver of the
     /// updates is dropped.
     pub async fn send_updates(self, updates: mpsc::Sender<RegistryUpdate>) {
         let kinds = watched_kinds(self.options.gateways);
@@ -264,6 +264,7 @@ struct EventLoop {
     store: ObjectStore,
     options: SourceOptions,
     outputs: Outputs,
+    /// The events, each with the index of its kind.
     events: mpsc::Receiver<(usize, WatchEvent)>,
     /// The outcomes of certificates of external principals.
     certificate_outcomes: watch::Receiver<Arc<CertificateOutcomes>>,

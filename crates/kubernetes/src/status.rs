@@ -59,6 +59,7 @@ struct StatusWriter {
     client: Client,
     /// The unique name of this control plane.
     name: String,
+    /// The last written status of each object that still has a desired status.
     written_statuses: HashMap<StatusTarget, WrittenStatus>,
     /// The statuses that cannot be written, for `leno status`.
     unwritten_statuses: watch::Sender<Arc<Vec<Warning>>>,
@@ -86,7 +87,7 @@ struct WriteFailure {
 }
 
 impl WrittenStatus {
-    /// Returns true while the same status need not be written again.
+    /// Returns true if `desired` is the written status, and the time to write it again has not come.
     fn is_current(&self, desired: &DesiredStatus, now: Instant) -> bool {
         let is_same =
             self.desired == *desired || self.is_accepted && self.desired.is_repeated_by(desired);
@@ -120,7 +121,7 @@ impl StatusWriter {
         mut desired_statuses: watch::Receiver<Arc<Vec<DesiredStatus>>>,
         mut is_leader: watch::Receiver<bool>,
     ) {
-        let mut ticks = interval(RETRY_INTERVAL);
+        let mut ticks = interval(DUE_CHECK_INTERVAL);
         loop {
             tokio::select! {
                 Ok(()) = desired_statuses.changed() => {}
@@ -264,7 +265,7 @@ fn update_failure(
         }
         Err(error) => error,
     };
-    // A conflict with another writer, a deleted object, or a kind without a status.
+    // A conflict with another writer, a deleted object, or a kind without a status: no failure to report.
     if matches!(error.status_code(), Some(404 | 409)) {
         tracing::debug!(%target, %error, "status not written");
         return previous;
@@ -291,8 +292,8 @@ const UNWRITTEN_HINT: &str = "compare the CustomResourceDefinition and the permi
                                 retried";
 /// The maximum length of an error in an event.
 const MAX_PROBLEM_BYTES: usize = 700;
-/// The interval between checks for due statuses.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval between searches for statuses that are due for the next attempt.
+const DUE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The time after which the same status is written again if the object does not have it.
 const REWRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// The initial delay after a rejected write, which doubles up to `MAX_RETRY_DELAY`.

@@ -50,8 +50,8 @@ const WEBHOOK_NAME: ObjectName = ObjectName::from_literal(WEBHOOK_SECRET);
 pub struct ListenOptions {
     /// The address on which the webhook listens.
     pub address: SocketAddr,
-    /// A file with client CA certificates: if set, clients must present a certificate that one of them has
-    /// signed.
+    /// A file with client CA certificates. Clients must then present a certificate that one of them has signed;
+    /// `None` accepts all clients.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -122,6 +122,7 @@ async fn serve_with(
         shutdown_request.wait_requested().await;
         sleep(shutdown_delay).await;
         accept_end_sender.send_replace(true);
+        // The server ends after its last review.
         std::future::pending::<()>().await;
     };
     let mut accept_end_request = accept_end.clone();
@@ -144,6 +145,7 @@ async fn serve_with(
         .await;
         Ok(())
     };
+    // After the timeout, reviews in progress are dropped.
     tokio::select! {
         outcome = accept_end.clone().run_bounded(REVIEWS_TIMEOUT, server) => outcome.unwrap_or(Ok(())),
         infallible = renewal => match infallible {},

@@ -67,7 +67,7 @@ pub(crate) const SIDECAR_IMAGE: &str = "leno.dev/sidecar-image";
 /// Annotation of a namespace or pod: the protocols to which connections may be upgraded, in addition to
 /// WebSocket.
 pub(crate) const UPGRADES: &str = "leno.dev/upgrades";
-/// Label of a pod with a sidecar: its value is `sidecar`.
+/// Label of a pod with a proxy of the mesh: `sidecar`, or `gateway` for the proxy of a gateway.
 pub const MESHED: &str = "leno.dev/meshed";
 /// The value of [`MESHED`] for pods with a sidecar.
 pub const MESHED_BY_SIDECAR: &str = "sidecar";

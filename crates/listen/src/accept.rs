@@ -33,10 +33,10 @@ pub const BACKLOG: u32 = 1024;
 
 /// A socket that accepts connections.
 pub trait Accept {
-    /// The type of connections.
+    /// An accepted connection, such as a [`TcpStream`].
     type Stream;
 
-    /// The type of peer addresses.
+    /// The address of the connection's peer, which determines the source of the connection.
     type Peer: Into<ConnectionSource>;
 
     /// Accepts the next connection. Cancel-safe.
@@ -72,7 +72,7 @@ impl Accept for UnixListener {
     }
 
     fn end_handshakes(&self) -> io::Result<()> {
-        // A connection is in the queue as soon as its client calls `connect`.
+        // Unix sockets have no handshake: a connection is in the queue as soon as its client calls `connect`.
         Ok(())
     }
 }
@@ -80,7 +80,7 @@ impl Accept for UnixListener {
 /// The next event of a listener.
 #[derive(Debug)]
 pub enum AcceptEvent<S, P> {
-    /// A connection, and its peer.
+    /// An accepted connection, and the address of its peer.
     Accepted(S, P),
     /// A pause started, because the system has no room for a connection. The next call waits until the pause ends.
     Paused,
@@ -94,11 +94,11 @@ impl From<SocketAddr> for ConnectionSource {
     }
 }
 
-/// A listener with infallible methods.
+/// A listener that handles all errors of `accept(2)` itself.
 ///
-/// Errors of a single connection, such as an aborted one, are skipped. When the system has no file descriptor
-/// or no memory for a connection, the next attempt follows after a pause: the connection stays in the kernel's
-/// queue and would make the listener ready again at once.
+/// Errors of a single connection, such as an aborted one, are skipped. When the system has no file descriptor or no
+/// memory for a connection, the next attempt follows after a pause. Without the pause, the connection in the kernel's
+/// queue would make the listener ready again at once.
 #[derive(Debug)]
 pub struct Listener<L> {
     listener: L,
@@ -143,6 +143,7 @@ impl<L: Accept> Listener<L> {
     /// The kernel resets the connections that are in the queue of a socket when it is closed, although their
     /// clients have sent requests.
     pub fn close(&mut self) {
+        // Without the filter, connections that arrive during `HANDSHAKE_TIME` are accepted as well.
         if let Err(error) = self.listener.end_handshakes() {
             tracing::debug!(server = self.server, %error, "cannot stop new handshakes");
         }
@@ -252,8 +253,8 @@ impl Pauses {
     }
 }
 
-/// True for a failure of a single connection, which does not affect the next one: `accept(2)` also returns
-/// pending network errors of the new connection.
+/// True for a failure of a single connection, which does not affect the next connection. `accept(2)` returns such
+/// failures because it also reports pending network errors of the new connection.
 fn is_connection_error(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(
@@ -276,14 +277,17 @@ fn is_connection_error(error: &io::Error) -> bool {
     )
 }
 
-/// The time for handshakes in progress when a listener is closed: a round trip to a distant client.
+/// The time for handshakes in progress when a listener is closed. It suffices for a round trip to a distant client.
 const HANDSHAKE_TIME: Duration = Duration::from_millis(100);
 /// A filter of received segments (classic BPF, starting at the TCP header) that drops segments with SYN. A
 /// client retransmits its SYN after a second, and reaches a process that listens at the address by then.
 const DROP_SYN: [SockFilter; 4] = [
     SockFilter::new(LOAD_BYTE, 0, 0, TCP_FLAGS_OFFSET),
+    // With SYN continues with the next instruction, otherwise skips one.
     SockFilter::new(JUMP_IF_SET, 0, 1, TCP_SYN),
+    // Keeps 0 bytes: the segment is dropped.
     SockFilter::new(RETURN, 0, 0, 0),
+    // Keeps the whole segment.
     SockFilter::new(RETURN, 0, 0, u32::MAX),
 ];
 /// `BPF_LD | BPF_B | BPF_ABS`.
@@ -299,9 +303,10 @@ const TCP_SYN: u32 = 0x02;
 /// The length of the first pause; each further pause is twice as long. The first pause is short, because every
 /// closed connection frees a file descriptor.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// The maximum pause: eight attempts a second take no noticeable CPU time.
+/// The maximum pause. Eight attempts a second take no noticeable CPU time.
 const MAX_PAUSE: Duration = Duration::from_millis(125);
-/// Maximum consecutive failures of single connections; each further failure starts a pause.
+/// Maximum consecutive failures of single connections. Further ones count as failures of the listener, and start a
+/// pause.
 const MAX_CONSECUTIVE_SKIPS: u32 = 64;
 /// The minimum interval of log lines about pauses.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! Admits connections: each connection's task reports when it waits for its peer and when the peer has sent
-//! something, and is woken when the connection is evicted or gets a turn (see the crate documentation).
+//! Admits connections, and wakes their tasks. The task of a connection reports when it waits for its peer and when the
+//! peer has sent bytes. It is woken when its connection is evicted or gets a turn (see the crate documentation).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,7 +43,7 @@ impl ConnectionAdmission {
     pub fn admit(self: &Arc<Self>, source: impl Into<ConnectionSource>) -> PendingConnection {
         let mut state = self.lock();
         let (id, evicted_id) = state.table.admit(source.into());
-        state.evict_connection(evicted_id);
+        state.record_eviction(evicted_id);
         drop(state);
         PendingConnection { admission: Arc::clone(self), id }
     }
@@ -67,7 +67,7 @@ impl ConnectionAdmission {
 }
 
 impl AdmissionState {
-    fn evict_connection(&mut self, evicted_id: Option<PendingId>) {
+    fn record_eviction(&mut self, evicted_id: Option<PendingId>) {
         if let Some(id) = evicted_id {
             self.evicted_count += 1;
             self.wake_connection(id);
@@ -135,7 +135,8 @@ impl PendingConnection {
                 self.change_phase(PeerPhase::Ended)?;
                 return Ok(output);
             }
-            // No await may stand between the poll above and this one: a wake-up would be lost.
+            // No await may stand between the poll above and this one: a wake-up would be lost. The second poll of
+            // `wake_up` means that the peer or an eviction woke the task.
             let mut is_woken = false;
             let wake_up = poll_fn(|cx| match std::mem::replace(&mut is_woken, true) {
                 true => Poll::Ready(Ok(())),
@@ -177,6 +178,7 @@ impl PendingConnection {
         match state.table.connection_state(self.id) {
             Some(PendingState::Evicted) => return Poll::Ready(()),
             Some(_) => state.store_waker(self.id, cx),
+            // A complete connection is never evicted.
             None => {}
         }
         Poll::Pending
@@ -186,12 +188,13 @@ impl PendingConnection {
     pub fn mark_waiting(&self) {
         let mut state = self.admission.lock();
         let evicted_id = state.table.start_waiting(self.id);
-        state.evict_connection(evicted_id);
+        state.record_eviction(evicted_id);
     }
 
     /// Marks the connection as served, because its peer has sent all awaited bytes: the connection is not evicted
     /// until the next [`PendingConnection::mark_waiting`].
     pub fn mark_served(&self) {
+        // An evicted connection stays evicted, and its task closes it.
         self.change_phase(PeerPhase::Ended).ok();
     }
 
@@ -204,18 +207,19 @@ impl PendingConnection {
         }
     }
 
-    /// Marks the connection as waiting for its peer and registers the waker. For adaptors that poll the peer
-    /// themselves.
+    /// Marks the connection as waiting for its peer and registers the waker, for adaptors that poll the peer themselves.
+    /// Never returns a `T`; the type is that of the adaptor's own result.
     ///
     /// # Errors
     /// Returns [`Evicted`] if the connection has to make room for others.
     pub fn poll_waiting<T>(&self, cx: &Context<'_>) -> Poll<Result<T, Evicted>> {
         let mut state = self.admission.lock();
         let evicted_id = state.table.start_waiting(self.id);
-        state.evict_connection(evicted_id);
+        state.record_eviction(evicted_id);
         match state.table.connection_state(self.id) {
             Some(PendingState::Evicted) => return Poll::Ready(Err(Evicted)),
             Some(_) => state.store_waker(self.id, cx),
+            // A complete connection is never evicted.
             None => {}
         }
         Poll::Pending
@@ -270,6 +274,7 @@ impl RequestInProgress<'_> {
     /// Protects the connection from eviction until it is closed. For responses without an end, such as streams
     /// of events.
     pub fn keep_until_closed(self) {
+        // `drop` would mark the connection as waiting.
         std::mem::forget(self);
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::source::ConnectionSource;
 
-/// A limit on requests in progress. Further requests are rejected, not queued: a connection with a request in
-/// progress is never evicted, so queued requests could fill the table of connections.
+/// A limit on requests in progress. Further requests are rejected, not queued. A connection with a request in progress
+/// is never evicted, so queued requests could fill the table of connections.
 #[derive(Debug)]
 pub struct ConcurrencyLimit {
     max_total: usize,
@@ -17,7 +17,7 @@ pub struct ConcurrencyLimit {
 #[derive(Debug, Default)]
 struct InProgress {
     total: usize,
-    /// The number of requests in progress by source. Sources without a request have no entry.
+    /// The number of requests in progress by source; sources without a request are absent.
     by_source: BTreeMap<ConnectionSource, usize>,
 }
 

@@ -67,7 +67,7 @@ pub async fn complete_handshake(
     }
 }
 
-/// Makes the kernel reset a connection when it is dropped: no state remains in the kernel, and the peer sees no
+/// Makes the kernel reset a connection when it is dropped. Then no state remains in the kernel, and the peer sees no
 /// orderly end.
 pub fn reset_on_drop(tcp: &TcpStream) {
     // An error means that the socket is already closed, which is intended.

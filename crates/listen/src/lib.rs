@@ -1,8 +1,8 @@
 //! Accepts incoming connections for every server, and bounds those that are pending.
 //!
-//! In this crate, *pending* describes accepted connections, not connections in the kernel's SYN backlog: a
-//! connection is pending until its peer has sent the first thing that the server waits for, which is a TLS
-//! handshake, the head of a request, or a first message. Pending connections are cheap for a peer, so their
+//! In this crate, *pending* describes accepted connections, not connections in the kernel's SYN backlog. A
+//! connection is pending until its peer has sent the first bytes that the server waits for: a TLS handshake, the
+//! head of a request, or a first message. Pending connections are cheap for a peer, so their
 //! number is bounded in total and per source. At a limit, the connection that has waited longest for its peer
 //! is evicted for a new one ([`ConnectionAdmission`]).
 //!

@@ -1,5 +1,5 @@
-//! Shortens the paths of Unix sockets: the kernel's address structure holds 107 bytes, and a longer path is
-//! replaced by an alias through `/proc/self/fd`.
+//! Shortens the paths of Unix sockets. The kernel's address structure holds 107 bytes, so a longer path is replaced by
+//! an alias through `/proc/self/fd`.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct ConnectionSource(IpAddr);
 
 impl ConnectionSource {
-    /// The source of connections over Unix sockets.
+    /// The source of connections over Unix sockets: the unspecified address, which no IP client has.
     pub const LOCAL: Self = Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
 
     /// True for clients on this machine: over Unix sockets and loopback addresses.

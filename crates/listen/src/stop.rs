@@ -20,7 +20,7 @@ impl StopSignal {
         Self(stopped)
     }
 
-    /// True after the stop was requested: responses then ask clients to close the connection.
+    /// True after the stop was requested or its sender was dropped: responses then ask clients to close the connection.
     #[must_use]
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
@@ -38,9 +38,9 @@ impl StopSignal {
         sleep(LAST_REQUEST_TIME).await;
     }
 
-    /// Serves a connection of requests like [`PendingConnection::serve_connection`]. When the time for a last request is
-    /// over, the connection is no longer evicted, and `request_close` makes it close after the response in
-    /// progress.
+    /// Serves a connection that carries requests, like [`PendingConnection::serve_connection`]. When the time for a
+    /// last request is over, the connection is no longer evicted, and `request_close` makes it close after the response
+    /// in progress.
     ///
     /// # Errors
     /// Returns [`Evicted`] if the connection has to make room for others.

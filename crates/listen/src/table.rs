@@ -41,7 +41,9 @@ pub(crate) type PendingId = u64;
 #[derive(Debug)]
 pub(crate) struct PendingTable {
     limits: PendingLimits,
+    /// The admitted connections until they are removed, including evicted ones.
     entries: BTreeMap<PendingId, PendingEntry>,
+    /// The sources of pending connections.
     sources: BTreeMap<ConnectionSource, SourceEntry>,
     /// Sources by the number of connections that wait for their peer. Among sources with equal numbers, the source
     /// whose connection has waited longest is last.
@@ -223,6 +225,7 @@ impl PendingTable {
             PendingState::Served | PendingState::Evicted => None,
             PendingState::Waiting => {
                 self.waiting_count -= 1;
+                // A connection in this state always has the number: `start_waiting` sets both.
                 let key = (waiting_since.unwrap_or_default(), id);
                 self.update_source(source, |source_entry| _ = source_entry.waiting.remove(&key));
                 None
@@ -326,8 +329,8 @@ pub(crate) enum PeerPhase {
     Ended,
 }
 
-/// The ratio of the limit on all pending connections to the limit on those that wait for their peer. It leaves
-/// room for connections that wait for a turn: after a server restarts, all its clients reconnect at once.
+/// The ratio of the limit on all pending connections to the limit on those that wait for their peer. It leaves room for
+/// connections that wait for a turn, because all clients of a restarted server reconnect at once.
 const QUEUE_FACTOR: usize = 4;
 /// Maximum handshakes that a thread computes in a row. Requests in progress wait meanwhile; each handshake takes a
 /// fraction of a millisecond.

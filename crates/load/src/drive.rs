@@ -98,6 +98,8 @@ impl ThreadTask {
         let mut progress_tick = interval(PROGRESS_INTERVAL);
         progress_tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
+            // The first snapshot is taken at the end of the warm-up, the second at the end of the schedule, which a stop
+            // may move.
             let (snapshot_count, end_time) =
                 (thread_state.snapshots.borrow().len(), thread_state.schedule.borrow().end_time());
             let next_snapshot = if snapshot_count == 0 { warm_up.min(end_time) } else { end_time };
@@ -212,6 +214,7 @@ impl<E: Environment> ThreadState<E> {
         let timer = environment.create_timer().map_err(DriveError::Timer)?;
         let names = plan.targets.iter().map(|target| target.name.as_str());
         let weights = plan.targets.iter().map(|target| target.weight);
+        // Each thread selects the targets in an order of its own.
         let seed = plan.seed.wrapping_add(share.index as u64);
         Ok(Self {
             schedule: RefCell::new(Schedule::new(plan, share)),
@@ -266,7 +269,7 @@ impl<E: Environment> ThreadState<E> {
         }
     }
 
-    /// Records the start or the end of the measurement.
+    /// Reads the counters at the start or at the end of the measurement.
     fn record_snapshot(&self) {
         let now = self.thread_context.clock.now();
         let snapshot = CounterSnapshot::read_counters(
@@ -279,6 +282,7 @@ impl<E: Environment> ThreadState<E> {
 
     /// Records due but unsent requests, and completes the report.
     fn into_report(self, progress: &watch::Sender<ProgressCounters>) -> LoadReport {
+        // The end of the measurement, unless the schedule ended before the last response: only two snapshots count.
         self.record_snapshot();
         let mut schedule = self.schedule.into_inner();
         let mut target_sampler = self.target_sampler.into_inner();
@@ -309,6 +313,7 @@ enum LoadTransport<S> {
 }
 
 impl<E: Environment> LoadWorker<E> {
+    /// Sends one request after another until the run is over.
     async fn run(mut self) {
         let thread_state = Rc::clone(&self.thread_state);
         let thread_context = &thread_state.thread_context;
@@ -329,6 +334,7 @@ impl<E: Environment> LoadWorker<E> {
                 self.wait_for_close().await;
                 now = thread_context.clock.now();
             }
+            // A connection that timed out has already caused a pause.
             let connect_failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
             if let (true, Some(connect_pause)) = (connect_failed, thread_state.connect_pause) {
                 sleep(connect_pause).await;

@@ -66,6 +66,7 @@ impl<E: Environment> ThreadContext<E> {
             plan.targets.iter().map(|target| target.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
+        // Every target's address is in the list.
         let find_address_index =
             |address| addresses.iter().position(|candidate| candidate == address).unwrap_or(0);
         Self {

@@ -92,6 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
             ConnectionReuse::Keep if response.can_reuse_connection => {
                 self.idle_connections[address_index] = Some(stream)
             }
+            // The server will close the connection, or more bytes than the response are in transit.
             ConnectionReuse::Keep => {}
             ConnectionReuse::Fresh => self.closing_connection = Some(stream),
         }

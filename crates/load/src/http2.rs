@@ -87,6 +87,7 @@ impl SharedConnections {
         );
         let (sender, connection_task) = start_http2(stream).await?;
         let mut connection_tasks = self.connection_tasks.borrow_mut();
+        // Frees the tasks of closed connections.
         while connection_tasks.try_join_next().is_some() {}
         connection_tasks.spawn_local(connection_task);
         Ok(sender)

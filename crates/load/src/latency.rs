@@ -18,7 +18,7 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Returns the number of timed requests.
+    /// Returns the number of recorded latencies.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.nanoseconds.len()
@@ -30,19 +30,19 @@ impl LatencyHistogram {
         self.quantile(0.5)
     }
 
-    /// Returns the 90th percentile.
+    /// Returns the 90th percentile; `None` without requests.
     #[must_use]
     pub fn p90(&self) -> Option<Duration> {
         self.quantile(0.9)
     }
 
-    /// Returns the 99th percentile.
+    /// Returns the 99th percentile; `None` without requests.
     #[must_use]
     pub fn p99(&self) -> Option<Duration> {
         self.quantile(0.99)
     }
 
-    /// Returns the 99.9th percentile.
+    /// Returns the 99.9th percentile; `None` without requests.
     #[must_use]
     pub fn p999(&self) -> Option<Duration> {
         self.quantile(0.999)
@@ -85,6 +85,7 @@ impl LatencyHistogram {
         self.nanoseconds.saturating_record(to_nanoseconds(latency));
     }
 
+    /// Adds all latencies of another histogram.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.nanoseconds.add(&other.nanoseconds).expect("all histograms have the same bounds");
     }

@@ -10,11 +10,11 @@ use leno_wire::http1::Malformed;
 pub struct LoadPlan {
     /// The targets; at least one.
     pub targets: Vec<LoadTarget>,
-    /// The protocol.
+    /// The protocol of all connections.
     pub protocol: LoadProtocol,
-    /// The reuse of connections.
+    /// The treatment of a connection after a response.
     pub reuse: ConnectionReuse,
-    /// The load model.
+    /// The load model, with the number of connections.
     pub load_model: LoadModel,
     /// The time after the warm-up in which requests are started and measured.
     pub duration: Duration,
@@ -247,7 +247,7 @@ pub enum InvalidPlan {
     /// Two targets have the same name.
     #[error("target `{name}`: defined twice; define it once, with the sum of the weights")]
     NameRepeated {
-        /// The name.
+        /// The name that occurs twice.
         name: String,
     },
     /// Requests in absolute form require HTTP/1.1.
@@ -256,7 +256,7 @@ pub enum InvalidPlan {
     /// The request is invalid in HTTP/1.1.
     #[error("target `{name}`: not a valid request, correct it: {rule}")]
     Request {
-        /// The target.
+        /// The name of the target.
         name: String,
         /// The violated rule.
         #[source]
@@ -265,15 +265,15 @@ pub enum InvalidPlan {
     /// The request is invalid in HTTP/2.
     #[error("target `{name}`: not a valid request, correct its {part}")]
     Http2Request {
-        /// The target.
+        /// The name of the target.
         name: String,
-        /// The invalid part.
+        /// The invalid part of the request, such as `headers`.
         part: &'static str,
     },
     /// The request would open a tunnel or an upgrade.
     #[error("target `{name}`: CONNECT and Upgrade open tunnels, which are not supported")]
     Tunnel {
-        /// The target.
+        /// The name of the target.
         name: String,
     },
 }

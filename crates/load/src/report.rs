@@ -31,7 +31,7 @@ pub struct LoadReport {
 }
 
 impl LoadReport {
-    /// Returns the report of a target.
+    /// Returns the report of a target; `None` if the plan has no target with this name.
     #[must_use]
     pub fn target_report(&self, name: &str) -> Option<&TargetReport> {
         self.targets.iter().find(|target| target.name == name)
@@ -100,8 +100,11 @@ pub struct TargetReport {
     /// a fast response.
     pub latency: LatencyHistogram,
     success_count: u64,
+    /// The number of responses, by HTTP status.
     status_counts: Vec<u64>,
+    /// The number of unsuccessful calls, by gRPC status.
     grpc_status_counts: [u64; GRPC_STATUS_COUNT],
+    /// The number of requests without a response, by the index of the kind in [`ErrorKind::ALL`].
     error_counts: [u64; ErrorKind::ALL.len()],
 }
 

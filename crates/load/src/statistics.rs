@@ -87,6 +87,7 @@ impl RunStatistics {
 
     /// Records a request that was due and never sent.
     pub(crate) fn record_unsent(&mut self, target_index: usize, due_time: Duration) {
+        // Requests of the warm-up are not reported.
         let Some(since_warm_up) = due_time.checked_sub(self.warm_up) else {
             return;
         };
@@ -121,6 +122,7 @@ impl RunStatistics {
     }
 
     fn record_measurement(&mut self, measurement: &RequestMeasurement) {
+        // The first measured request restarts the progress, and then requests of the warm-up no longer count.
         if measurement.is_measured && !self.progress_counters.measuring {
             self.progress_counters =
                 ProgressCounters { measuring: true, ..ProgressCounters::default() };
@@ -147,11 +149,12 @@ impl RunStatistics {
     }
 }
 
+/// Returns the time from the due time to the completion.
 fn measured_latency(measurement: &RequestMeasurement) -> Duration {
     measurement.completed_at.saturating_sub(measurement.due_time)
 }
 
-/// Returns the latency of a successful request.
+/// Returns the latency of a successful request; `None` if the request failed or has an unsuccessful status.
 fn success_latency(measurement: &RequestMeasurement) -> Option<Duration> {
     let is_success = measurement.result.is_ok_and(ResponseStatus::is_success);
     is_success.then(|| measured_latency(measurement))

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct StopHandle(Arc<AtomicBool>);
 
 impl StopHandle {
-    /// Ends the schedule now.
+    /// Ends the schedule at the next progress update of its threads.
     pub fn stop(&self) {
+        // No other memory depends on the flag.
         self.0.store(true, Ordering::Relaxed);
     }
 

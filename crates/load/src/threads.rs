@@ -16,8 +16,8 @@ use crate::statistics::ProgressCounters;
 use crate::stop::StopHandle;
 use crate::thread_share::ThreadShare;
 
-/// Like [`drive_load`](crate::drive_load), on separate threads, and with an early stop. Uses at most one thread per
-/// connection. Dropping the future ends the run soon.
+/// Like [`drive_load`](crate::drive_load), on separate threads, and with an early stop. Uses at most as many threads as
+/// the plan has connections or requests. Dropping the future ends the run at the next progress update of the threads.
 ///
 /// # Errors
 /// As [`drive_load`](crate::drive_load), or if a thread cannot be started.
@@ -33,7 +33,7 @@ pub async fn drive_on_threads(
     }
     let max_requests = usize::try_from(plan.requests.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     let thread_count = threads.min(plan.load_model.connection_count()).min(max_requests);
-    // The threads end with this call in any case; the caller's stop handle outlives it.
+    // The threads have a stop handle of their own, because they also end when this call is dropped.
     let stop_threads = StopOnDrop(StopHandle::default());
     let mut running_threads = Vec::with_capacity(thread_count);
     for index in 0..thread_count {
@@ -71,6 +71,7 @@ impl LoadThread {
     }
 }
 
+/// Runs a task on the calling thread, with a runtime of its own.
 fn run(task: ThreadTask) -> Result<LoadReport, DriveError> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(DriveError::Thread)?.block_on(task.run_task(SystemEnvironment))

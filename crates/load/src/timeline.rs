@@ -27,6 +27,7 @@ pub struct IntervalResult {
     pub p99: Option<Duration>,
 }
 
+/// The counts and latencies of one interval, which can be merged.
 #[derive(Debug, Clone)]
 struct IntervalStatistics {
     requests: u64,
@@ -112,6 +113,7 @@ impl Timeline {
         &mut self.interval_statistics[index]
     }
 
+    /// Returns the index of the interval that contains a time, at the current interval length.
     fn index(&self, since_warm_up: Duration) -> usize {
         usize::try_from(since_warm_up.as_nanos() / self.interval.as_nanos()).unwrap_or(usize::MAX)
     }
@@ -121,6 +123,7 @@ impl Timeline {
         self.interval *= 2;
         let mut old_statistics = std::mem::take(&mut self.interval_statistics).into_iter();
         while let Some(mut first) = old_statistics.next() {
+            // The last interval has no neighbor if their number is odd.
             if let Some(second) = old_statistics.next() {
                 first.merge(&second);
             }

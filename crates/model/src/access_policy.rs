@@ -52,7 +52,7 @@ pub struct PolicyRule {
     pub policy: PolicyName,
     /// The name of the rule, or its index in the document, such as `deny[0]`.
     pub name: String,
-    /// The effect on matching traffic.
+    /// The effect on matching traffic: denied or allowed.
     pub action: PolicyAction,
     /// The callers that the rule matches. When empty, an allow rule matches every member of the mesh, and a deny
     /// rule matches every caller, including unauthenticated callers.
@@ -159,10 +159,12 @@ impl NamePattern {
     #[must_use]
     pub fn matches_name(&self, name: &str) -> bool {
         let mut literals = self.0.split('*');
+        // `split` returns at least one literal, so the default is never used.
         let prefix = literals.next().unwrap_or_default();
         let Some(mut remaining) = name.strip_prefix(prefix) else {
             return false;
         };
+        // A pattern without `*` has only one literal, which must be the whole name.
         let Some(suffix) = literals.next_back() else {
             return remaining.is_empty();
         };

@@ -7,6 +7,7 @@ use crate::cors::Cors;
 use crate::name::Name;
 use crate::route::WeightedBackend;
 use crate::session_persistence::SessionPersistence;
+use crate::token::is_token;
 
 /// The actions of a rule, other than its choice of a backend. The default does nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -37,14 +38,14 @@ pub struct RuleActions {
 }
 
 impl RuleActions {
-    /// The maximum number of copies of one request.
+    /// The maximum number of copies of one request. Each copy costs the sidecar as much as the request itself.
     pub const MAX_MIRRORS: usize = 4;
 }
 
 /// The conditions of retries, within the retry budget of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RetryRule {
-    /// The response statuses that are retried while retries are left; from 400 to 599, in order.
+    /// The response statuses that are retried until `attempts` retries were made; from 400 to 599, in ascending order.
     pub codes: Vec<u16>,
     /// The maximum number of retries after the first attempt, 0 to [`RetryRule::MAX_ATTEMPTS`]; 0 disables
     /// retries. The Gateway API calls this number `attempts`, although it does not count the first attempt.
@@ -57,7 +58,7 @@ impl RetryRule {
     /// The maximum of `attempts`, the number of retries. It is low because each retry adds the load of a whole request
     /// to a service that may be overloaded.
     pub const MAX_ATTEMPTS: u8 = 10;
-    /// The valid statuses of a rule.
+    /// The statuses that `codes` may list: client and server errors.
     pub const CODES: std::ops::RangeInclusive<u16> = 400..=599;
 }
 
@@ -92,10 +93,7 @@ impl HeaderEdits {
     /// True for a valid header name: a token (RFC 9110 §5.6.2) in lower case.
     #[must_use]
     pub fn is_valid_name(name: &str) -> bool {
-        let is_token_byte = |byte: u8| {
-            byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte)
-        };
-        !name.is_empty() && name.bytes().all(is_token_byte)
+        is_token(name) && !name.bytes().any(|byte| byte.is_ascii_uppercase())
     }
 
     /// True for a valid header value: no control characters except tabs, no leading or trailing white space
@@ -115,7 +113,7 @@ pub struct BackendEdits {
     pub request_headers: HeaderEdits,
     /// Edits of response headers.
     pub response_headers: HeaderEdits,
-    /// The rewrite of host and path. A part that it sets overrides the same part of the rule's rewrite.
+    /// The rewrite of host and path. A host or path that it sets replaces that of the rule's rewrite.
     pub rewrite: Option<UrlRewrite>,
 }
 
@@ -128,7 +126,7 @@ pub struct Header {
     pub value: String,
 }
 
-/// A redirect response. Absent parts are taken from the request.
+/// A redirect response. An absent scheme, host or path is taken from the request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Redirect {
     /// The new scheme, if it changes.
@@ -179,7 +177,7 @@ impl Scheme {
     }
 }
 
-/// A rewrite of the host and path of a request. Absent parts stay unchanged.
+/// A rewrite of the host and path of a request. A host or path that is absent stays unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct UrlRewrite {
     /// The new host of the request.

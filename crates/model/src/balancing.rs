@@ -48,7 +48,7 @@ pub enum BalanceAlgorithm {
     Maglev(HashKey),
 }
 
-/// The input of the hash.
+/// The property of a request that is hashed to select the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum HashKey {
     /// The value of the header with this lower-case name; `:authority` is the host.
@@ -62,14 +62,14 @@ pub enum HashKey {
 /// The slow start of a new endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SlowStart {
-    /// The duration of slow start.
+    /// The age at which an endpoint receives its full share.
     pub duration: Duration,
     /// The initial share of requests in percent of the full share, 1 to 100.
     pub min_percent: u8,
 }
 
 impl LoadBalancing {
-    /// The maximum number of endpoints that are compared for one request.
+    /// The maximum of `choices`. It bounds the work for one request.
     pub const MAX_CHOICES: u8 = 16;
 }
 

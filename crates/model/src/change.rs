@@ -211,6 +211,7 @@ impl fmt::Display for ObjectKey {
             Self::ReferenceGrant(name) => write!(f, "ReferenceGrant {name}"),
             Self::AccessPolicy(name) => write!(f, "AccessPolicy {name}"),
             Self::TrafficSplit(name) => write!(f, "TrafficSplit {name}"),
+            // SMI and the Gateway API both call their kind `TCPRoute`.
             Self::GatewayTcpRoute(name) => write!(f, "TCPRoute {name}"),
             Self::Gateway(name) => write!(f, "Gateway {name}"),
             Self::Ingress(name) => write!(f, "{name}"),

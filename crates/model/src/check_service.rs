@@ -25,7 +25,7 @@ pub struct CheckService {
 impl CheckService {
     /// The minimum timeout of a check request.
     pub const MIN_TIMEOUT: Duration = Duration::from_millis(1);
-    /// The maximum timeout of a check request.
+    /// The maximum timeout of a check request, for which the checked request waits.
     pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 }
 
@@ -115,7 +115,7 @@ pub enum LongBodyAction {
 pub struct GlobalLimit {
     /// The rate limit service.
     pub check_service: CheckService,
-    /// The domain of the limits at the service.
+    /// The namespace of the limits at the service (`domain` of Envoy's `RateLimitRequest`).
     pub domain: String,
     /// The descriptors, at least one; a descriptor is sent if all its entries have a value.
     pub descriptors: Vec<Descriptor>,
@@ -125,7 +125,7 @@ pub struct GlobalLimit {
     pub rate_limit_headers: bool,
 }
 
-/// A descriptor of a request.
+/// A descriptor: the keys and values by which the rate limit service selects the limit of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     /// The requests that the descriptor applies to; one matching entry is enough. All requests when empty.
@@ -202,13 +202,14 @@ impl PortCheck {
 }
 
 impl RequestCheck {
+    /// Returns the kind of the check, without its settings.
     fn discriminant(&self) -> std::mem::Discriminant<Self> {
         std::mem::discriminant(self)
     }
 }
 
 impl ServiceRule {
-    /// Returns the check that sidecars of servers run.
+    /// Returns the check that the servers' sidecars run; `None` for a policy of another kind.
     #[must_use]
     pub fn server_check(&self) -> Option<&RequestCheck> {
         match self {

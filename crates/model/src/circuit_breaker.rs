@@ -27,7 +27,7 @@ pub struct CircuitBreaker {
     pub connect_timeout: Option<Duration>,
 }
 
-/// The concurrency limits of a port; unlimited when absent.
+/// The concurrency limits of a port. There is no limit for an absent number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CircuitLimits {
     /// The maximum number of opaque connections. The links that requests share are not limited.
@@ -47,7 +47,7 @@ pub struct TripConditions {
     pub failures: FailureClasses,
     /// The length of the sliding window.
     pub window: Duration,
-    /// The number of buckets of the window.
+    /// The number of buckets of the window; it slides by one bucket at a time.
     pub buckets: u8,
     /// The minimum number of requests in the window; with fewer the circuit does not open.
     pub min_requests: u32,
@@ -64,7 +64,7 @@ pub struct TripConditions {
 }
 
 /// A threshold of failed or slow requests, as a share of all requests or as a number. The threshold is reached when the
-/// share or the number is reached; an absent one is never reached.
+/// share or the number is reached. A share or number that is absent is never reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RequestThreshold {
     /// A share of the requests, in millionths, at least 1.

@@ -20,7 +20,7 @@ pub enum ClientRanges {
 }
 
 impl ClientRanges {
-    /// The maximum number of ranges.
+    /// The maximum number of ranges, each of which is compared with the address of a client.
     pub const MAX_RANGES: usize = 64;
 
     /// True if a client with this address is allowed.

@@ -26,7 +26,7 @@ pub enum CollectorProtocol {
     Zipkin,
 }
 
-/// A kind of telemetry, by OpenTelemetry's name.
+/// A telemetry signal of OpenTelemetry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Signal {
     /// Spans of traces.
@@ -74,6 +74,7 @@ impl Collector {
         let path = match (path, protocol) {
             ("" | "/", _) => protocol.default_path(signal),
             (path, _) if path == protocol.default_path(signal) => path,
+            // The protocol buffer service determines the path of a gRPC call.
             (_, CollectorProtocol::OtlpGrpc) => return Err(InvalidEndpoint::Path),
             (path, _) if path.len() <= MAX_PATH_BYTES && path.bytes().all(is_path_byte) => path,
             _ => return Err(InvalidEndpoint::Path),

@@ -50,6 +50,7 @@ impl ConflictStatus {
                 });
                 !effective_policies(both_policies, service, port).contains(&policy.name)
             };
+            // If no single policy overrides this policy, the first effective policy is named.
             let winner =
                 effective_names.iter().find(overrides).or(effective_names.first()).cloned();
             let has_no_effect = matches!(status, Self::NoEffect(_));

@@ -35,9 +35,9 @@ impl GatewayTcpRoute {
 }
 
 impl TlsRoute {
-    /// Returns a conflicting route if this route receives no traffic at a port, because routes with precedence have all
-    /// its host names: the conflicting route for the first host name. `None` if this route receives the traffic of at
-    /// least one host name.
+    /// Returns the route that receives the traffic of this route's first host name, if routes with precedence have all
+    /// host names of this route. `None` if this route receives the traffic of at least one host name. `other_routes`
+    /// are the other routes of a port.
     pub fn find_conflict<'a>(
         &self,
         other_routes: impl Iterator<Item = &'a Self> + Clone,

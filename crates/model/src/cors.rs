@@ -11,25 +11,25 @@ pub struct Cors {
     /// True if requests may carry cookies and credentials.
     pub allows_credentials: bool,
     /// The allowed methods, in addition to those that the Fetch standard safelists.
-    pub methods: AllowedWords,
+    pub methods: AllowedNames,
     /// The lower-case names of allowed request headers, in addition to the safelisted headers.
-    pub headers: AllowedWords,
+    pub headers: AllowedNames,
     /// The lower-case names of exposed response headers, in addition to the safelisted headers.
-    pub exposed_headers: AllowedWords,
+    pub exposed_headers: AllowedNames,
     /// The time that a browser may cache a preflight response, in seconds.
     pub max_age_seconds: u32,
 }
 
 /// A list of method or header names, or all names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum AllowedWords {
+pub enum AllowedNames {
     /// All names are allowed.
     Any,
     /// Only these names are allowed.
     Only(Vec<String>),
 }
 
-impl Default for AllowedWords {
+impl Default for AllowedNames {
     fn default() -> Self {
         Self::Only(Vec::new())
     }
@@ -70,6 +70,7 @@ impl OriginPattern {
             return Err(invalid_form());
         }
         match host.strip_prefix(ANY_ORIGIN) {
+            // `scheme://*` matches any host.
             Some("") => {}
             Some(suffix) => match suffix.strip_prefix('.') {
                 Some(suffix) if is_host(suffix) => {}
@@ -80,7 +81,7 @@ impl OriginPattern {
                 }
                 Some(_) | None => return Err(invalid_form()),
             },
-            None if is_host(host) || is_address(host) => {}
+            None if is_host(host) || is_ipv6_address(host) => {}
             None => return Err(invalid_form()),
         }
         let Some(port) = port else { return Ok(Self(text.to_owned())) };
@@ -163,7 +164,7 @@ fn is_host(host: &str) -> bool {
 }
 
 /// True for an IPv6 address in brackets, in the form that browsers send.
-fn is_address(host: &str) -> bool {
+fn is_ipv6_address(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     address.is_some_and(|text| {
         text.parse::<Ipv6Addr>().is_ok_and(|address| address.to_string() == text)

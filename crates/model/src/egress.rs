@@ -55,7 +55,7 @@ pub struct EgressRule {
     pub policy: PolicyName,
     /// The port of the destination.
     pub port: u16,
-    /// The source of the destination name.
+    /// The source of the destination name, which is compared with `hosts`.
     pub matched_by: MatchedBy,
     /// The allowed hosts; any when empty.
     pub hosts: Vec<HostPattern>,

@@ -45,7 +45,7 @@ impl Weight {
     /// The maximum weight.
     pub const MAX: u16 = 1000;
 
-    /// Creates a weight; `None` if it is out of range.
+    /// Creates a weight; `None` if it is 0 or greater than [`Weight::MAX`].
     #[must_use]
     pub fn new(weight: u16) -> Option<Self> {
         NonZeroU16::new(weight).filter(|weight| weight.get() <= Self::MAX).map(Self)
@@ -61,6 +61,7 @@ impl Weight {
 impl Default for Weight {
     fn default() -> Self {
         const ONE: NonZeroU16 = NonZeroU16::MIN;
+        // The default weight is not 0, so the fallback is never used.
         Self(NonZeroU16::new(Self::DEFAULT).unwrap_or(ONE))
     }
 }
@@ -69,7 +70,7 @@ impl Endpoint {
     /// True if both endpoints have the same identity, address and account. Connections and health of one then
     /// remain valid for the other, even if tags and weights differ.
     #[must_use]
-    pub fn has_same_address(&self, other: &Self) -> bool {
+    pub fn is_same_upstream(&self, other: &Self) -> bool {
         self.id == other.id && self.address == other.address && self.account == other.account
     }
 }

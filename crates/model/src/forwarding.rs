@@ -72,6 +72,8 @@ impl AttachedRoutes<'_> {
                 destinations.routes.push(key);
             }
         };
+        // The attached routes of the first of these kinds determine the destinations: request routes, `TLSRoute`s
+        // and `TCPRoute`s, splits.
         let request_routes =
             if is_opaque { Vec::new() } else { self.request_routes_for(service, port) };
         for route in &request_routes {
@@ -89,20 +91,24 @@ impl AttachedRoutes<'_> {
                 && forwarding_rules.all(|rule| rule.actions.retry.is_some());
             return destinations;
         }
+        let mut tls_routes =
+            self.tls_routes.iter().filter(|route| route.is_attached_to(service, port)).peekable();
+        let has_tls_routes = tls_routes.peek().is_some();
+        for route in tls_routes {
+            add_route((RouteKind::Tls, &route.rule.route), &route.rule.backends);
+        }
+        // A `TCPRoute` routes the traffic that is no TLS session.
         if let Some(route) = self.tcp_route_for(service, port) {
             add_route((RouteKind::Tcp, &route.rule.route), &route.rule.backends);
             return destinations;
         }
-        let tls_routes: Vec<&&TlsRoute> =
-            self.tls_routes.iter().filter(|route| route.is_attached_to(service, port)).collect();
-        if !tls_routes.is_empty() {
-            tls_routes.iter().for_each(|route| {
-                add_route((RouteKind::Tls, &route.rule.route), &route.rule.backends)
-            });
+        if has_tls_routes {
+            // `TLSRoute`s apply to TLS sessions only: plaintext requests reach the port's own endpoints.
             destinations.reaches_own_endpoints |= !is_opaque;
             return destinations;
         }
         let splits = self.splits.iter().filter(|split| split.root.service == *service);
+        // Splits with route groups match requests, which an opaque port does not have.
         let group_splits = splits.clone().filter(|split| split.groups.is_some() && !is_opaque);
         let whole_split =
             splits.filter(|split| split.groups.is_none()).min_by_key(|split| split.precedence());
@@ -356,6 +362,7 @@ impl NoEffect {
                 || is_effective(traffic_policy.faults.as_ref().map(|faults| &faults.policy))
                 || is_effective(traffic_policy.hedging.as_ref().map(|hedging| &hedging.policy));
         let no_effect = |cause| destinations.no_effect(service, cause);
+        // The sidecars of shared workloads also enforce the policy on requests to the other service.
         if limits_or_checks && context.shares_workloads(service, port) {
             return None;
         }
@@ -368,6 +375,7 @@ impl NoEffect {
         if limits_or_checks {
             return Some(no_effect(NoEffectCause::OtherWorkloads));
         }
+        // Only outlier detection and load balancing remain. They have an effect if a backend has no policy of its own.
         let mut backend_policy_name = None;
         for (backend_service, backend_port) in &destinations.other_ports {
             let backend_policy = TrafficPolicy::for_port(

@@ -132,6 +132,7 @@ pub struct GatewayCertificate {
     pub key: String,
 }
 
+/// Formats the length of the chain only, so that the private key never reaches a log.
 impl fmt::Debug for GatewayCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatewayCertificate")

@@ -36,10 +36,10 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
-    /// Validates both parts.
+    /// Validates the namespace and the name.
     ///
     /// # Errors
-    /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
+    /// [`InvalidName`] for the first of the two that is not a DNS-1123 subdomain.
     pub fn new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
         Ok(Self { namespace: Name::new(namespace)?, name: Name::new(name)? })
     }

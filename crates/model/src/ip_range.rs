@@ -86,6 +86,7 @@ impl IpRange {
     /// Clears the bits after the prefix.
     fn mask_bits(&self, bits: u128) -> u128 {
         let host_bits = u32::from(self.address_bits().saturating_sub(self.prefix));
+        // All addresses are in a range with a prefix of 0 bits; a shift by all 128 bits of an address fails.
         bits.checked_shr(host_bits).and_then(|bits| bits.checked_shl(host_bits)).unwrap_or(0)
     }
 }
@@ -119,6 +120,7 @@ impl FromStr for IpRange {
     fn from_str(text: &str) -> Result<Self, InvalidIpRange> {
         let invalid = || InvalidIpRange { text: text.chars().take(MAX_TEXT_CHARACTERS).collect() };
         let (address, prefix) = text.split_once('/').ok_or_else(invalid)?;
+        // `u8::from_str` accepts a leading `+`, which is not part of CIDR notation.
         let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
         let prefix_length =
             Some(prefix).filter(|_| is_number).and_then(|prefix| prefix.parse().ok());

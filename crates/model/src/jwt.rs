@@ -40,7 +40,7 @@ pub struct JwtIssuer {
     pub keys: IssuerKeys,
     /// The locations of the token in requests; at least one.
     pub locations: Vec<JwtLocation>,
-    /// The tolerated clock skew.
+    /// The tolerated difference between the clocks of the issuer and the sidecar.
     pub clock_skew: Duration,
     /// True if tokens without an expiration time are rejected.
     pub requires_expiration: bool,
@@ -53,7 +53,7 @@ pub struct JwtIssuer {
 }
 
 impl JwtIssuer {
-    /// The maximum clock skew.
+    /// The maximum clock skew. A token is accepted for the time of the clock skew after its expiration.
     pub const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
     /// The minimum `max_age`.
     pub const MAX_AGE_MIN: Duration = Duration::from_secs(1);
@@ -77,7 +77,7 @@ impl IssuerKeys {
     /// The maximum size of a JWK set in bytes: 64 KiB.
     pub const MAX_BYTES: usize = 64 << 10;
 
-    /// Returns the source, unless the keys are inline.
+    /// Returns the source; `None` for inline keys and for keys that are not fetched yet.
     #[must_use]
     pub fn source(&self) -> Option<&KeySource> {
         match self {

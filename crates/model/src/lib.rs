@@ -54,6 +54,7 @@ pub mod tag;
 pub mod tap;
 pub mod tcp_rule;
 pub mod tls_route;
+pub mod token;
 pub mod traffic_split;
 pub mod upgrades;
 pub mod workload;
@@ -82,7 +83,7 @@ pub use client_ranges::ClientRanges;
 pub use collector::{Collector, CollectorProtocol, Signal};
 pub use conflict_status::ConflictStatus;
 pub use conflicts::precedence_reason;
-pub use cors::{AllowedWords, Cors, InvalidOrigin, OriginPattern};
+pub use cors::{AllowedNames, Cors, InvalidOrigin, OriginPattern};
 pub use dns_record::DnsRecord;
 pub use egress::{EgressPolicy, EgressPort, EgressRule, MatchedBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
@@ -143,6 +144,7 @@ pub use service_policy::{
     EjectionTime, FailureClasses, FailureRate, OutlierAlgorithm, OutlierDetection, PolicyScope,
     PortOutlierDetection, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
     ServicePolicyKind, ServicePolicyName, ServiceRule, Specificity, TrafficPolicy,
+    UpstreamTrafficSettings,
 };
 pub use session_persistence::{PersistenceType, SessionPersistence};
 pub use sidecar_facts::{
@@ -161,6 +163,7 @@ pub use tap::{
 };
 pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
+pub use token::is_token;
 pub use traffic_split::{SplitBackend, TrafficSplit};
 pub use upgrades::Upgrades;
 pub use workload::{HttpGet, OutboundListener, RunOptions, RunUser, Workload, WorkloadPort};

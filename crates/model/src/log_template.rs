@@ -57,6 +57,7 @@ impl LogTemplate {
             literal.push_str(literal_text);
             if let Some(remainder) = from_brace.strip_prefix("{{").or(from_brace.strip_prefix("}}"))
             {
+                // Two equal braces stand for one literal brace.
                 literal.push_str(&from_brace[..1]);
                 remaining = remainder;
                 continue;

@@ -119,6 +119,7 @@ impl Sampling {
     /// True if a request is sampled. `random` is a uniformly distributed random number.
     #[must_use]
     pub fn is_sampled(self, random: u64) -> bool {
+        // Scales the random number to the range from 0 to 999,999.
         (u128::from(random) * u128::from(MILLION)) >> 64 < u128::from(self.0)
     }
 }

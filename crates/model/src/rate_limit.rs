@@ -130,6 +130,6 @@ impl Rate {
     pub const MAX_TOKENS: u32 = 1_000_000;
     /// The maximum capacity of a bucket.
     pub const MAX_BUCKET_SIZE: u32 = 2_000_000;
-    /// The maximum of `buckets` in a rule's key.
+    /// The maximum of `buckets` in a rule's key. It bounds the memory of a rule.
     pub const MAX_BUCKETS: u32 = 100_000;
 }

@@ -30,10 +30,10 @@ pub enum RetryCondition {
 
 macro_rules! reasons {
     ($($(#[doc = $caption:literal])+ $variant:ident $code:literal $label:literal $status:literal $side:ident $retry:ident
-        $hint:literal;)+) => {
+        $remedy:literal;)+) => {
         /// The reason that a request or connection failed.
         ///
-        /// Each reason has a code, a label, an HTTP status, a side, a retry condition and a hint. Status 0 means
+        /// Each reason has a code, a label, an HTTP status, a side, a retry condition and a remedy. Status 0 means
         /// that no response is sent: the connection is reset, or it was never opened.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Reason { $($(#[doc = $caption])+ $variant,)+ }
@@ -98,10 +98,10 @@ macro_rules! reasons {
                 match self { $(Self::$variant => concat!($($caption),+).trim_ascii(),)+ }
             }
 
-            /// Returns a hint for operators: how to correct the cause of the failure.
+            /// Returns the remedy for operators, which corrects the cause of the failure.
             #[must_use]
             pub const fn remedy(self) -> &'static str {
-                match self { $(Self::$variant => $hint,)+ }
+                match self { $(Self::$variant => $remedy,)+ }
             }
 
             /// Returns the reason with this label; `None` if there is none.

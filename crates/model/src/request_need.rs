@@ -45,7 +45,7 @@ impl ServiceRule {
     pub fn request_need(&self) -> RequestNeed {
         match self {
             Self::RateLimit(limits) => limits.request_need(),
-            Self::UpstreamTrafficSetting(setting) => setting.1.request_need(),
+            Self::UpstreamTrafficSetting(settings) => settings.rate_limits.request_need(),
             Self::FaultInjection(_) => PortFaults::REQUEST_NEED,
             Self::RequestCheck(check) => check.request_need(),
             // The client's sidecar enforces these policies on its own requests.
@@ -56,9 +56,7 @@ impl ServiceRule {
             | Self::Hedging(_) => RequestNeed::None,
         }
     }
-}
 
-impl ServiceRule {
     /// True if the policy has an effect on opaque connections.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
@@ -66,8 +64,9 @@ impl ServiceRule {
             Self::OutlierDetection(rule) => rule.acts_on_connections(),
             Self::SermantRemoval(config) => config.common.failures.has_connections(),
             Self::CircuitBreaker(rule) => rule.acts_on_connections(),
-            Self::UpstreamTrafficSetting(setting) => {
-                setting.0.acts_on_connections() || setting.1.connections.is_some()
+            Self::UpstreamTrafficSetting(settings) => {
+                settings.circuit_breaker.acts_on_connections()
+                    || settings.rate_limits.connections.is_some()
             }
             Self::RateLimit(limits) => limits.connections.is_some(),
             Self::LoadBalancing(rule) => rule.acts_on_connections(),
@@ -113,7 +112,7 @@ impl CircuitBreaker {
             || self.trip.as_ref().is_some_and(has_effect)
     }
 
-    /// Returns the part that has an effect on opaque connections.
+    /// Returns the circuit breaker with only the settings that have an effect on opaque connections.
     #[must_use]
     pub fn for_connections(&self) -> Self {
         let limits =

@@ -41,6 +41,7 @@ impl Revocations {
     /// True if a certificate of this instance of a workload is revoked; `None` is a certificate without an instance.
     #[must_use]
     pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
+        // `None` is ordered before every UID.
         let range_start = RevokedWorkload { workload: workload.clone(), uid: None };
         let mut entries =
             self.workloads.range(range_start..).take_while(|entry| entry.workload == *workload);

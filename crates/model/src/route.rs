@@ -122,12 +122,12 @@ impl fmt::Display for RequestMatch {
             PathMatch::Regex(path) => Some(format!("path regex {path}")),
         };
         let methods = (!self.methods.is_empty()).then(|| self.methods.join(" or "));
-        let field = |kind: &'static str| move |field: &FieldMatch| field.to_text(kind);
+        let to_text = |kind: &'static str| move |field: &FieldMatch| field.to_text(kind);
         let conditions: Vec<String> = path
             .into_iter()
             .chain(methods.map(|methods| format!("method {methods}")))
-            .chain(self.headers.iter().map(field("header")))
-            .chain(self.query.iter().map(field("query")))
+            .chain(self.headers.iter().map(to_text("header")))
+            .chain(self.query.iter().map(to_text("query")))
             .collect();
         match conditions.is_empty() {
             true => f.write_str("every request"),
@@ -137,6 +137,7 @@ impl fmt::Display for RequestMatch {
 }
 
 impl FieldMatch {
+    /// Formats the condition. `kind` is the word for its field, such as `header`.
     fn to_text(&self, kind: &str) -> String {
         match &self.value {
             ValueMatch::Exact(value) => format!("{kind} {} = {value}", self.name),

@@ -35,7 +35,7 @@ pub struct OverriddenSetting {
 }
 
 impl SecurityFloor {
-    /// Returns the settings that are below the floor.
+    /// Returns the requested settings that are weaker than the floor, with the values that replace them.
     #[must_use]
     pub fn overridden_settings(&self, requested: AdmissionSettings) -> Vec<OverriddenSetting> {
         let below_minimum = self.default_policy.zip(requested.default_policy).filter(

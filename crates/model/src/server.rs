@@ -55,18 +55,18 @@ impl Server {
 
     /// Parses a URL with a port, and returns the server and the path, which is empty if the URL has none.
     pub(crate) fn parse_with_path(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
-        Self::split_url(url, |_| None)
+        Self::parse_url(url, |_| None)
     }
 
     /// Parses a URL with an optional port, and returns the server and the path, which is empty if the URL has
     /// none.
     pub(crate) fn parse_with_default_port(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
-        Self::split_url(url, |scheme| Some(scheme.default_port()))
+        Self::parse_url(url, |scheme| Some(scheme.default_port()))
     }
 
     /// Parses a URL, and returns the server and the path. `default_port` returns the port of a URL without a port, or
     /// `None` if the port is required.
-    fn split_url(
+    fn parse_url(
         url: &str,
         default_port: impl FnOnce(Scheme) -> Option<u16>,
     ) -> Result<(Self, &str), InvalidEndpoint> {
@@ -106,6 +106,7 @@ impl Server {
             return Err(InvalidEndpoint::Host);
         }
         let parse_port = |port: &str| {
+            // `u16::from_str` accepts a leading `+`, which is not valid in a URL.
             let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
             port.parse().ok().filter(|port| is_number && *port != 0)
         };

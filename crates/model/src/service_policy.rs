@@ -77,10 +77,10 @@ pub struct ServicePolicyName {
 }
 
 impl ServicePolicyName {
-    /// Validates both parts of the name.
+    /// Validates the namespace and the name.
     ///
     /// # Errors
-    /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
+    /// [`InvalidName`] for the first of the two that is not a DNS-1123 subdomain.
     pub fn new(kind: ServicePolicyKind, namespace: &str, name: &str) -> Result<Self, InvalidName> {
         Ok(Self { kind, namespace: Name::new(namespace)?, name: Name::new(name)? })
     }
@@ -188,11 +188,19 @@ pub enum ServiceRule {
     LoadBalancing(LoadBalancing),
     /// Request hedging.
     Hedging(HedgeRule),
-    /// A circuit breaker for the clients' sidecars, and rate limits for the servers' sidecars; at least one of the two
-    /// is set.
-    UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
+    /// A circuit breaker for the clients' sidecars, and rate limits for the servers' sidecars.
+    UpstreamTrafficSetting(Box<UpstreamTrafficSettings>),
     /// External authorization or JWT validation.
     RequestCheck(RequestCheck),
+}
+
+/// The settings of an `UpstreamTrafficSetting`. At least one of the two differs from its default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamTrafficSettings {
+    /// The circuit breaker, which the clients' sidecars enforce; the default has no effect.
+    pub circuit_breaker: CircuitBreaker,
+    /// The rate limits, which the servers' sidecars enforce; no limits when empty.
+    pub rate_limits: RateLimits,
 }
 
 impl ServiceRule {
@@ -201,7 +209,7 @@ impl ServiceRule {
     pub fn circuit_breaker(&self) -> Option<&CircuitBreaker> {
         let breaker = match self {
             Self::CircuitBreaker(rule) => Some(&**rule),
-            Self::UpstreamTrafficSetting(setting) => Some(&setting.0),
+            Self::UpstreamTrafficSetting(settings) => Some(&settings.circuit_breaker),
             _ => None,
         };
         breaker.filter(|rule| **rule != CircuitBreaker::default())
@@ -212,7 +220,7 @@ impl ServiceRule {
     pub fn rate_limits(&self) -> Option<&RateLimits> {
         let limits = match self {
             Self::RateLimit(limits) => Some(limits),
-            Self::UpstreamTrafficSetting(setting) => Some(&setting.1),
+            Self::UpstreamTrafficSetting(settings) => Some(&settings.rate_limits),
             _ => None,
         };
         limits.filter(|limits| !limits.is_empty())

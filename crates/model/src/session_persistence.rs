@@ -11,7 +11,7 @@ use crate::action::HeaderEdits;
 pub struct SessionPersistence {
     /// The name of the cookie or header; a distinct name for each rule is generated when absent.
     pub name: Option<String>,
-    /// The location of the value.
+    /// The location of the value: a cookie or a header.
     pub kind: PersistenceType,
     /// The maximum time since the first response that set the value; unlimited when absent.
     pub absolute_timeout: Option<Duration>,

@@ -25,7 +25,7 @@ pub struct SidecarConnections {
     /// The ready workloads whose sidecar is not connected to any control plane: the first ones by name, at most
     /// [`MAX_DISCONNECTED`].
     pub disconnected: Vec<WorkloadName>,
-    /// The total number of disconnected workloads, listed or not.
+    /// The total number of disconnected workloads, including those that `disconnected` does not list.
     pub count: usize,
 }
 
@@ -70,7 +70,7 @@ impl PlaintextClient {
     }
 }
 
-/// The maximum number of reported clients.
+/// The maximum number of clients in [`SidecarFacts::rejected_clients`].
 pub const MAX_REJECTED_CLIENTS: usize = 1024;
 /// The maximum number of listed workloads: an annotation stores their names.
 pub const MAX_DISCONNECTED: usize = 32;

@@ -73,7 +73,7 @@ pub struct WorkloadConfig {
     pub lanes: BTreeMap<u16, Vec<LaneRule>>,
     /// The rules of the access policies that apply to the workload.
     pub inbound: InboundPolicy,
-    /// The rate limits, by application port; all listed policies of a port apply.
+    /// The rate limits, by application port. If several services share a port, the limits of all of them apply.
     pub limits: BTreeMap<u16, Vec<PortLimits>>,
     /// The observability settings.
     pub observability: Observability,

@@ -173,8 +173,8 @@ pub struct TagRule {
     pub split: TagSplit,
     /// The sets that receive the requests if the selected set of `split` is empty; unused if it has no targets.
     pub fallback: TagSplit,
-    /// The last fallbacks if the selected sets are empty: the first non-empty set of instances is used. Requests fail
-    /// if all sets are empty.
+    /// The fallbacks if the selected sets of `split` and `fallback` are empty: the first non-empty set of instances is
+    /// used. Requests fail if all sets are empty.
     pub fallback_policy: Vec<FallbackPolicy>,
     /// The key that assigns a client to a target permanently; the choice is random when absent.
     pub sticky: Option<StickyKey>,
@@ -335,7 +335,7 @@ pub enum ValueTest {
         /// The operand of the comparison.
         bound: i64,
     },
-    /// A test that always fails.
+    /// A test that always fails, such as a comparison of numbers with an operand that is not a number.
     Never,
 }
 
@@ -393,7 +393,7 @@ pub struct LaneRule {
     pub priority: i32,
     /// The conditions on the request.
     pub request_match: TagMatch,
-    /// The headers to add, each set for a percentage of requests. The remaining requests are not changed.
+    /// The marks, each for a percentage of requests. The remaining requests are not changed.
     pub marks: Vec<LaneMark>,
 }
 
@@ -413,7 +413,7 @@ pub struct CallerAttributes {
     pub services: BTreeSet<ServiceName>,
     /// The labels of the workload that rules use.
     pub tags: BTreeMap<String, String>,
-    /// True if the workload has labels other than `version` and `zone`.
+    /// True if the workload has labels other than `version` and `zone`, which Sermant calls parameters.
     pub has_parameters: bool,
 }
 
@@ -471,8 +471,8 @@ impl TagRules {
         splits.flat_map(|split| &split.targets).flat_map(|target| target.set.tag_names())
     }
 
-    /// Returns the names of the caller labels that the rules use. The second value is true if the rules use any
-    /// attribute of callers.
+    /// Returns the names of the caller labels that the rules use, and true if the rules use any attribute of callers:
+    /// a label, or the service that selects the caller.
     #[must_use]
     pub fn caller_tags(&self) -> (BTreeSet<&str>, bool) {
         let mut tag_names = BTreeSet::new();

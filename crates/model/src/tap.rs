@@ -53,7 +53,7 @@ pub struct StatusRange {
     pub to: u16,
 }
 
-/// The attributes of a request that taps match.
+/// The attributes of a request with which taps are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TappedRequest<'a> {
     /// True at the server's sidecar.
@@ -154,7 +154,7 @@ impl fmt::Display for StatusRange {
 
 /// The maximum length of a tap's path or method in bytes.
 pub const MAX_TAP_TEXT_BYTES: usize = 1024;
-/// The maximum number of requests that one data thread reports per second.
+/// The maximum of [`Tap::per_second`]. It bounds the load of a tap on sidecars and the control plane.
 pub const MAX_TAP_PER_SECOND: u32 = 1000;
 
 #[cfg(test)]

@@ -53,8 +53,8 @@ impl HostPattern {
         }
     }
 
-    /// Returns the specificity. Among matching patterns, the one with the greatest specificity takes precedence: an
-    /// exact name first, then the longest name.
+    /// Returns the specificity: true for an exact name, and the length of the name in bytes. Among matching patterns,
+    /// the pattern with the greatest specificity takes precedence.
     #[must_use]
     pub fn specificity(&self) -> (bool, usize) {
         match self {

@@ -66,7 +66,7 @@ pub struct RunOptions {
 pub enum RunUser {
     /// The user of this name.
     Named(String),
-    /// The user with this UID. The second number is the GID; the user's own group when absent.
+    /// The user with this UID. The second number is the GID; the primary group of the user when absent.
     Numbered(u32, Option<u32>),
 }
 

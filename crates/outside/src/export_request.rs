@@ -33,19 +33,19 @@ impl ExportRequest {
     }
 }
 
-/// The rejected part of an accepted request.
+/// The spans, points or records of an accepted request that the collector rejected.
 #[derive(Debug, Default)]
 pub struct RejectedItems {
-    /// The number of rejected items.
+    /// The number of rejected spans, points or records; 0 if all were accepted.
     pub count: u64,
-    /// The collector's reason.
+    /// The collector's explanation; may be empty.
     pub reason: String,
 }
 
 /// The reason why an export request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The collector is unreachable.
+    /// The collector at this authority (host and port) is unreachable.
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),
     /// The collector did not respond in time.
@@ -60,10 +60,10 @@ pub enum ExportError {
     /// The connection closed or failed before the response was complete.
     #[error("the connection to the collector broke: {0}")]
     ConnectionLost(String),
-    /// The collector responded with this HTTP status, and optionally a retry delay.
+    /// The collector responded with this HTTP status, a text, and optionally a retry delay.
     #[error("the collector responded with status {0}: {1}")]
     Status(u16, String, Option<Duration>),
-    /// The collector responded with this gRPC status, and optionally a retry delay.
+    /// The collector responded with this gRPC status code (a decimal number), a text, and optionally a retry delay.
     #[error("the collector responded with gRPC status {0}: {1}")]
     Grpc(String, String, Option<Duration>),
 }
@@ -82,7 +82,9 @@ impl ExportError {
         match self {
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
             Self::Grpc(status, _, retry_delay) => match status.as_str() {
+                // `INVALID_ARGUMENT`.
                 "3" => true,
+                // `RESOURCE_EXHAUSTED` without a retry delay: the request is too large.
                 "8" => retry_delay.is_none(),
                 _ => false,
             },
@@ -97,18 +99,19 @@ impl ExportError {
             // OTLP specification, "Retryable Response Codes".
             Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
             Self::Grpc(status, _, retry_delay) => match status.as_str() {
+                // `CANCELLED`, `DEADLINE_EXCEEDED`, `ABORTED`, `OUT_OF_RANGE`, `UNAVAILABLE`, `DATA_LOSS`.
                 "1" | "4" | "10" | "11" | "14" | "15" => true,
-                // `RESOURCE_EXHAUSTED` is retryable only with a retry delay. Without one the request is too
-                // large.
+                // `RESOURCE_EXHAUSTED` is retryable only with a retry delay.
                 "8" => retry_delay.is_some(),
                 _ => false,
             },
+            // These errors last until the configuration or the collector changes.
             Self::Tls(_) | Self::Protocol(_) => false,
         }
     }
 }
 
-/// Sends an export request; returns the rejected part if it was accepted.
+/// Sends an export request. If the collector accepts it, returns the items that it rejected nevertheless.
 pub(crate) async fn send_export(
     collector: &Collector,
     export_request: &ExportRequest,
@@ -222,6 +225,7 @@ where
             body.flow_control().release_capacity(chunk.len()).map_err(protocol_error)?;
             message::append_part(&mut message_bytes, &chunk).map_err(protocol_error)?;
         }
+        // A response without trailers has its status in the headers (`Trailers-Only`).
         let trailers = body.trailers().await.map_err(classify_http2_error)?.unwrap_or_default();
         let field = |name: &str| {
             header_text(&trailers, name).or_else(|| header_text(&response_head.headers, name))
@@ -269,7 +273,7 @@ pub(crate) fn sanitize_text(bytes: &[u8]) -> String {
     text.trim().replace(char::is_control, " ")
 }
 
-/// Classifies an error of HTTP/1.1: a parse error means another protocol, all others a lost connection.
+/// Classifies an error of HTTP/1.1. A parse error means another protocol, any other error a lost connection.
 fn classify_http1_error(error: hyper::Error) -> ExportError {
     match error.is_parse() {
         true => protocol_error(error),
@@ -277,8 +281,8 @@ fn classify_http1_error(error: hyper::Error) -> ExportError {
     }
 }
 
-/// Classifies an error of HTTP/2: an I/O error or an error of the peer is a lost connection, all others mean
-/// another protocol.
+/// Classifies an error of HTTP/2. An I/O error or an error of the peer means a lost connection, any other error another
+/// protocol.
 fn classify_http2_error(error: h2::Error) -> ExportError {
     match error.is_io() || error.is_remote() {
         true => ExportError::ConnectionLost(error.to_string()),

@@ -10,7 +10,7 @@ use crate::export_request::{self, ExportError, ExportRequest, RejectedItems};
 use crate::export_status::{ExportCounts, ExportStatus};
 use crate::servers::{Connector, TlsSessions};
 
-/// The exporter of a process: sends export requests to collectors, with retries.
+/// The exporter of a process, which sends export requests to collectors, with retries.
 #[derive(Debug)]
 pub struct Exporter<C> {
     connector: C,
@@ -24,8 +24,9 @@ impl<C: Connector> Exporter<C> {
         Self { connector, sessions: TlsSessions::new(roots_file) }
     }
 
-    /// Sends OTLP requests in sequence. If a request fails, the remaining requests are dropped, unless the error
-    /// concerns only the failed request. Returns the retry delay of the last failed request, if it has one.
+    /// Sends OTLP requests in sequence; each is an encoded body with the number of its items. If a request fails, the
+    /// remaining requests are dropped, unless the error concerns only the failed request. Returns the retry delay of the
+    /// last failed request, if it has one.
     pub async fn send_all(
         &self,
         collector: &Collector,

@@ -1,8 +1,8 @@
 //! Clients of servers outside the mesh: connections, single exchanges, and telemetry export.
 //!
-//! A process has an [`Exporter`] that exports to collectors: a sidecar exports spans, access log records and
-//! metrics, a control plane exports metrics. [`push_metrics`] exports metrics from a [`MetricSource`]. All
-//! resources are bounded: the size of requests, timeouts, and the number of attempts.
+//! A process exports to collectors with an [`Exporter`]. A sidecar exports spans, access log records and metrics, and a
+//! control plane exports metrics. [`push_metrics`] exports metrics from a [`MetricSource`]. The size of requests, the
+//! time and the number of attempts are bounded.
 
 mod exchange;
 mod export_request;

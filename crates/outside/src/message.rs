@@ -7,6 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 #[must_use]
 pub fn add_frame(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
+    // 0: not compressed.
     framed.put_u8(0);
     framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     framed.extend_from_slice(message);

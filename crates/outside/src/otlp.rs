@@ -12,9 +12,11 @@ use crate::resource_identity::{AttributeValue, ResourceIdentity};
 
 /// Parses the partial success of a response. The responses of the three signals have the same form.
 pub(crate) fn parse_rejected(bytes: &[u8]) -> RejectedItems {
+    // The collector accepted the request, even if the response cannot be decoded.
     let response = ExportResponse::decode(bytes).unwrap_or_default();
     let partial_success = response.partial_success.unwrap_or_default();
     RejectedItems {
+        // A negative count is invalid, and counts as 0.
         count: u64::try_from(partial_success.rejected).unwrap_or(0),
         reason: partial_success.message,
     }
@@ -53,7 +55,7 @@ pub fn key_value(key: &str, value: AttributeValue) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
 }
 
-/// Converts a time to the form of OTLP: nanoseconds since 1970.
+/// Converts a time to the form of OTLP: nanoseconds since 1970, and 0 for an earlier time.
 #[must_use]
 pub fn unix_nanoseconds(time: SystemTime) -> u64 {
     let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();

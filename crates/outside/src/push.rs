@@ -34,9 +34,9 @@ pub trait MetricSource {
     ) -> impl Future<Output = Option<MetricRequests>>;
 }
 
-/// Exports metrics periodically until `stopped` completes, and then once more. Without `settings`, nothing is
-/// exported. `seed` determines the time of the first export within the interval. Returns after the final
-/// export, or when the sender of `settings` is dropped.
+/// Exports metrics periodically until `stopped` completes, and then a last time. Without `settings`, nothing is
+/// exported. The values count from `started`, and `seed` determines the time of the first export within the interval.
+/// Returns after the final export, or when the sender of `settings` is dropped.
 pub async fn push_metrics(
     exporter: &Exporter<impl Connector>,
     export_status: &mut ExportStatus<impl ExportCounts>,
@@ -84,7 +84,7 @@ pub async fn push_metrics(
                 },
                 requested_delay = next_export_attempt => {
                     // Wait longer if the export is slow or the collector requests it.
-                    let pause = push_settings.interval.max(requested_delay.unwrap_or_default().min(MAX_RETRY_DELAY));
+                    let pause = push_settings.interval.max(requested_delay.unwrap_or_default().min(MAX_REQUESTED_PAUSE));
                     let now = Instant::now();
                     next_export += push_settings.interval;
                     if next_export <= now || requested_delay.is_some() {
@@ -115,14 +115,14 @@ pub async fn push_metrics(
     }
 }
 
-/// Returns a fraction of the interval: all proxies receive settings at the same time, and should not export at
-/// the same time.
+/// Returns a fraction of the interval, from 0 to 1 by the upper 32 bits of the seed. All proxies receive settings at the
+/// same time, and should not export at the same time.
 fn interval_fraction(interval: Duration, seed: u64) -> Duration {
     interval.mul_f64((seed >> 32) as f64 / f64::from(u32::MAX))
 }
 
-/// The maximum retry delay, whatever the collector requests.
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(3600);
+/// The maximum pause between two exports that a collector can request.
+const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(3600);
 /// The timeout of the final export, which delays the end of the process. Sidecars send their final report to the
 /// control plane concurrently.
 const FINAL_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);

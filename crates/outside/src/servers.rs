@@ -22,8 +22,8 @@ pub trait Connector {
     fn dial(&self, address: SocketAddr) -> impl Future<Output = io::Result<TcpStream>> + Send;
 }
 
-/// Opens TLS sessions to servers outside the mesh. It reads the trust roots at first use, and again after a
-/// failed handshake: the file may have been replaced.
+/// Opens TLS sessions to servers outside the mesh. It reads the trust roots at first use, and again after a failed
+/// handshake, because their file may have been replaced.
 #[derive(Debug)]
 pub struct TlsSessions {
     /// A PEM file with the trust roots; the system's roots if absent.
@@ -58,6 +58,7 @@ impl TlsSessions {
         let handshake_result =
             TlsConnector::from(Arc::new(client_config)).connect(server_name, tcp).await;
         handshake_result.map_err(|error| {
+            // The next session reads the roots again.
             self.lock_roots().take();
             TlsSessionError::Tls(error.to_string())
         })

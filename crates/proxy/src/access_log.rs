@@ -116,6 +116,7 @@ pub(crate) fn with_log_entry<T>(
         bytes_in: outcome.bytes_in,
         bytes_out: outcome.bytes_out,
         duration: outcome.duration,
+        // Not measured, but fields of OSM's access log.
         time_to_first_byte: None,
         upstream_time: None,
         retries: trace_entry.retries,
@@ -123,6 +124,7 @@ pub(crate) fn with_log_entry<T>(
         forwarded_for: &trace_entry.forwarded_for,
         user_agent: &trace_entry.user_agent,
         request_id: &trace_entry.request_id,
+        // Not recorded, but a field of OSM's access log.
         server_name: "",
         trace_id: &trace_id,
         span_id: &span_id,

@@ -36,7 +36,7 @@ mod page;
 /// The state that the admin endpoint reads.
 pub(crate) struct Admin {
     pub(crate) config: Arc<Config>,
-    /// The per-thread metrics of the control thread.
+    /// Counts the scrapes of the application, in the shard of the control thread.
     pub(crate) metrics: MetricsShard,
     pub(crate) scrape_state: ScrapeState,
     /// Limits `/connectivity` to one query at a time, since each opens connections.
@@ -76,9 +76,9 @@ impl Default for ScrapeState {
 /// Serves requests until the proxy stops, then completes the responses in progress.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let connection_permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    // The admission counts a connection until it is closed, also during its request, which must not make it evict
-    // others: so the limit is that of all connections. All clients are on this machine and count as one source,
-    // which may therefore use the limits of all sources.
+    // The admission counts a connection until it is closed. Connections with a request in progress must not evict
+    // others, so the limit is that of all connections. All clients are on this machine and count as one source, which
+    // may therefore use the limits of all sources.
     let limits = PendingLimits {
         pending: MAX_CONNECTIONS,
         ..PendingLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS)
@@ -142,11 +142,13 @@ pub(crate) async fn serve_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<
         };
         tokio::select! {
             result = timeout(deadline, respond) => {
+                // After the deadline the control plane no longer waits for the response.
                 if let Ok(response) = result {
                     // The stream to the control plane may have ended.
                     response_sender.send(response).ok();
                 }
             }
+            // The stream of the query has ended: the query needs no response.
             () = response_sender.closed() => {}
         }
     }
@@ -202,7 +204,7 @@ async fn respond_at_path<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response
 }
 
 /// Returns the rejection of a request that a page of another site may have caused; `None` if the request is
-/// accepted.
+/// accepted. `is_page`: the response is a page that hyperlinks on other sites may open.
 pub(crate) fn reject_cross_site(
     request: &Request<Incoming>,
     accepted_hosts: AcceptedHosts,
@@ -317,7 +319,8 @@ const INDEX: &str = "leno proxy: /metrics /ready /config /connections /requests 
 /// The maximum number of queued queries of the control plane. Each stream has at most one; queries of ended
 /// streams are dropped.
 pub(crate) const MAX_QUEUED_QUERIES: usize = 4;
-/// The maximum number of concurrent scrapes of the application; further scrapes omit its metrics.
+/// The maximum number of concurrent scrapes of the application, since each may hold 8 MiB of metrics; further scrapes
+/// omit its metrics.
 const MAX_SCRAPES: usize = 4;
 /// The maximum number of concurrent admin connections; further connections wait. At most half of them may be
 /// without a request.

@@ -22,6 +22,7 @@ use crate::dial::dial_address;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApplicationMetrics {
     port: u16,
+    /// The path, beginning with a slash.
     path: String,
 }
 
@@ -87,7 +88,7 @@ impl ApplicationMetrics {
 /// The reason why the application's metrics cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ScrapeError {
-    /// The application refused the connection.
+    /// The connection to the application cannot be opened.
     #[error("no response: {0}")]
     Unreachable(std::io::Error),
     /// The scrape timed out.
@@ -116,7 +117,7 @@ fn unreadable_response(error: impl std::fmt::Display) -> ScrapeError {
 
 /// The time limit of a scrape: less than Prometheus's default scrape timeout of 10 s.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum size of the application's metrics in bytes.
+/// The maximum size of the application's metrics in bytes: they are held in memory while they are validated.
 const MAX_METRICS_BYTES: usize = 8 << 20;
 /// The maximum length of the path in bytes.
 const MAX_PATH_BYTES: usize = 1024;

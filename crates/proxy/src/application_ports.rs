@@ -26,7 +26,7 @@ struct SharedPorts {
     waiting_count: AtomicU64,
 }
 
-/// The states of all ports.
+/// The states of all ports of the application, as one report has them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortStates {
     /// The states of individual ports; all other ports have the state `otherwise`.
@@ -60,7 +60,7 @@ impl Default for ApplicationPorts {
 }
 
 impl ApplicationPorts {
-    /// Creates port states that are all `otherwise` until the first report.
+    /// Creates the states: every port is in the state `otherwise` until the first report.
     #[must_use]
     pub fn new(otherwise: PortState) -> Self {
         let may_be_closed = AtomicBool::new(otherwise != PortState::Open);
@@ -69,17 +69,18 @@ impl ApplicationPorts {
         Self(Arc::new(SharedPorts { states, may_be_closed, waiting_count }))
     }
 
-    /// Replaces the states.
+    /// Replaces all states by those of a new report.
     pub fn set_states(&self, states: PortStates) {
         let are_all_open = states.otherwise == PortState::Open
             && states.ports.values().all(|state| *state == PortState::Open);
-        // Set before the states: a connection in between reads the states and does not wait longer than needed.
+        // Set before the states are replaced: connections that arrive in between read the states instead of relying on
+        // the flag.
         self.0.may_be_closed.store(true, Ordering::Release);
         self.0.states.send_replace(Arc::new(states));
         self.0.may_be_closed.store(!are_all_open, Ordering::Release);
     }
 
-    /// Returns the current states.
+    /// Returns the states of the last report.
     #[must_use]
     pub fn states(&self) -> Arc<PortStates> {
         Arc::clone(&self.0.states.borrow())
@@ -117,6 +118,7 @@ impl ApplicationPorts {
             Ok(Ok(states)) => states.state_for(port).clone(),
         };
         match state {
+            // The wait above ends only in a state other than `Starting`.
             PortState::Open | PortState::Starting => Ok(()),
             PortState::Down => Err(Reason::ConnectFailed),
             PortState::Taken { .. } => Err(Reason::PortTaken),
@@ -146,7 +148,7 @@ impl PortStates {
         *self.state_for(port) == PortState::Open
     }
 
-    /// Returns the state of a port.
+    /// Returns the state of a port: its own, or that of all other ports.
     fn state_for(&self, port: u16) -> &PortState {
         self.ports.get(&port).unwrap_or(&self.otherwise)
     }

@@ -99,7 +99,8 @@ impl CheckServices {
         if let Some(state) = states.get(address) {
             return state.clone();
         }
-        // Drops the entries of removed rules; entries in use are created again by the next call.
+        // Drops all states, because it is not known which of them belong to removed rules. The next call to a service
+        // creates its state again.
         if states.len() >= MAX_CHECK_SERVICES {
             states.clear();
         }
@@ -133,6 +134,7 @@ pub(crate) async fn send_check<T>(
     // The message may contain a body: do not keep two copies.
     drop(message);
     let exchange = async {
+        // The semaphore is never closed, so this cannot fail.
         let permit = state.permits.acquire().await;
         let _permit = permit.map_err(|_| CheckError::Timeout)?;
         match &state.address {
@@ -155,13 +157,13 @@ pub(crate) async fn send_check<T>(
     response
 }
 
-/// A check request.
+/// A check request, independent of the connection that carries it.
 struct CheckCall {
     /// The path of the gRPC method.
     method: &'static str,
     /// The length-prefixed message.
     message: Bytes,
-    /// The time limit for the response.
+    /// The time limit for the response, which the service receives as `grpc-timeout`.
     time_limit: std::time::Duration,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Conditions {
     circuits: Mutex<BTreeMap<u64, OpenCircuit>>,
     next_circuit_number: AtomicU64,
     rejected_clients: Mutex<RejectedClients>,
-    /// Notified when the conditions change.
+    /// Notified when the conditions change; only the control thread waits for it.
     changed: Notify,
 }
 
@@ -101,7 +101,7 @@ impl Conditions {
     }
 
     /// Clears a condition; does nothing if the condition is not active.
-    pub(crate) fn clear(&self, kind: &'static str, subject: &str) {
+    pub(crate) fn clear_condition(&self, kind: &'static str, subject: &str) {
         if lock(&self.reasons).remove(&(kind, subject.to_owned())).is_some() {
             self.changed.notify_one();
         }
@@ -133,7 +133,7 @@ impl Conditions {
         }
     }
 
-    /// Returns a number for a new circuit.
+    /// Returns the number under which a new circuit is recorded.
     pub(crate) fn next_number(&self) -> u64 {
         self.next_circuit_number.fetch_add(1, Ordering::Relaxed)
     }
@@ -151,8 +151,8 @@ impl Conditions {
         }
     }
 
-    /// Returns the circuits that are not closed, one for each policy and port. Each is the newest circuit of
-    /// any thread, after the number of threads that opened one.
+    /// Returns the circuits that are not closed, one for each policy and port: the number of threads that opened one,
+    /// and the circuit that was opened last.
     pub(crate) fn open_circuits(&self) -> Vec<(usize, OpenCircuit)> {
         let mut circuits: BTreeMap<(ServicePortId, ServicePolicyName), (usize, OpenCircuit)> =
             BTreeMap::new();
@@ -252,7 +252,7 @@ mod tests {
             .map(|condition| condition.subject)
             .collect();
         assert_eq!(subjects, ["b", "/state"]);
-        conditions.clear(kind::STATE_UNWRITABLE, "/state");
+        conditions.clear_condition(kind::STATE_UNWRITABLE, "/state");
         conditions.replace_kind(kind::LISTENER_CLOSED, []);
         assert_eq!(conditions.active_conditions(now), []);
     }

@@ -16,7 +16,7 @@ use crate::probes::Probes;
 /// Start options of a proxy.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The workload of this proxy.
+    /// The workload of this proxy, `namespace/name`.
     pub workload: WorkloadName,
     /// The trust domain of the mesh; needed before the first certificate exists.
     pub trust_domain: TrustDomain,
@@ -55,7 +55,7 @@ pub struct Config {
     pub access_log: AccessLogSource,
     /// The behavior if the certificate expires because no control plane renewed it in time.
     pub on_expiry: OnExpiry,
-    /// Limits and timeouts.
+    /// The limits and timeouts, which have defaults for every proxy.
     pub limits: Limits,
 }
 
@@ -156,9 +156,9 @@ impl Interception {
         }
     }
 
-    /// True if destinations are identified by their address alone.
+    /// True if destinations are identified by their address alone, since another server answers DNS queries.
     #[must_use]
-    pub fn is_by_address(&self) -> bool {
+    pub fn identifies_by_address(&self) -> bool {
         matches!(self, Self::Redirect { dns: None, .. })
     }
 }
@@ -199,15 +199,15 @@ impl DnsProxy {
 /// The IP versions of the application's redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IpVersions {
-    /// IPv4.
+    /// Only IPv4.
     V4,
     /// IPv4 and IPv6.
     Both,
 }
 
-/// The port of redirected outbound connections.
+/// The port of redirected outbound connections, as in OSM.
 pub const OUTBOUND_PORT: u16 = 15_001;
-/// The port of redirected inbound connections.
+/// The port of redirected inbound connections, as in OSM.
 pub const INBOUND_PORT: u16 = 15_003;
 /// The port of redirected DNS queries.
 pub const DNS_PROXY_PORT: u16 = 15_053;

@@ -100,7 +100,7 @@ pub(crate) enum ResourceRequest {
 /// A configuration snapshot, and a service in it.
 pub(crate) type SnapshotService = (Arc<ConfigSnapshot>, Arc<CompiledService>);
 
-/// A requested service.
+/// A requested service, which may not exist.
 struct KnownService {
     /// `None` if the service does not exist.
     service: Option<Arc<CompiledService>>,
@@ -183,6 +183,7 @@ impl ConfigStore {
             update.snapshot.clone(),
             previous.as_ref().map(|config| &config.compiled),
         )?;
+        // Builds the snapshot. Resources that the previous snapshot contains keep their usage.
         let now = self.elapsed_seconds();
         let known_service = |name: &ServiceName| {
             let previous_entry = previous.as_ref().and_then(|config| config.services.get(name));
@@ -216,6 +217,7 @@ impl ConfigStore {
         };
         let is_access_unchanged =
             previous.is_some_and(|previous| has_same_access(&previous.compiled, &compiled));
+        // Stored before the notifications below, so that each notified task reads the new snapshot.
         self.config.store(Some(Arc::new(ConfigSnapshot {
             compiled,
             services,
@@ -226,6 +228,7 @@ impl ConfigStore {
         })));
         self.observability.apply_settings(&workload_config.observability);
         self.version.send_replace(version);
+        // These subscribers are notified only if their settings have changed.
         self.revocations.send_if_modified(|current| {
             let has_changed = (&current.accounts, &current.workloads) != (accounts, workloads);
             if has_changed {
@@ -295,8 +298,7 @@ impl ConfigStore {
         credential
     }
 
-    /// Returns a snapshot that contains `service`, and its configuration; requests it if necessary and waits at
-    /// most `max_wait`.
+    /// Returns a snapshot that contains `service`, and the service; requests it if necessary and waits at most `max_wait`.
     pub(crate) async fn with_service(
         &self,
         service: &ServiceName,
@@ -309,8 +311,7 @@ impl ConfigStore {
         let wait_for_service = async {
             self.request_resource(ResourceRequest::Service(service.clone())).await;
             loop {
-                // Checked again before the first wait: the response may have arrived between the check above
-                // and the subscription.
+                // Checked again before the first wait: the response may have arrived before the subscription.
                 if let Some(result) = self.lookup_service(service) {
                     return result;
                 }
@@ -356,8 +357,7 @@ impl ConfigStore {
         config.compiled.service(service)?.ports.get(&port).map(|port| port.protocol)
     }
 
-    /// Returns the protocol of a workload port by its address; `None` if the current snapshot does not contain
-    /// the port.
+    /// Returns the protocol of a workload port by its address; `None` if the current snapshot does not contain the port.
     pub(crate) fn protocol_at(&self, address: SocketAddr) -> Option<Protocol> {
         match &*self.lookup_address(address.ip())? {
             AddressEntry::Workload { ports, .. } => {
@@ -370,8 +370,7 @@ impl ConfigStore {
     /// Returns the current snapshot and the endpoint of the application port at `address`.
     ///
     /// # Errors
-    /// `no-endpoint` if the address no longer belongs to the workload of `id`, or the reason why its entry is
-    /// not available within `max_wait`.
+    /// `no-endpoint` if the address no longer belongs to the workload of `id`, or the reason why its entry is unavailable.
     pub(crate) async fn pinned_endpoint(
         &self,
         address: SocketAddr,
@@ -413,8 +412,8 @@ impl ConfigStore {
         };
         let service = config.compiled.snapshot.services.get(&endpoint.id.service);
         let port = service.and_then(|service| service.ports.get(&endpoint.id.port));
-        port.is_some_and(|port| port.endpoints.iter().any(|known| known.has_same_address(endpoint)))
-            || config.pinned_endpoints().any(|known| known.has_same_address(endpoint))
+        port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_upstream(endpoint)))
+            || config.pinned_endpoints().any(|known| known.is_same_upstream(endpoint))
     }
 
     /// Returns a function that gives the eviction priority of a service by its last use.
@@ -509,6 +508,7 @@ impl ConfigStore {
         drop(self.resource_requests.send(request).await);
     }
 
+    /// Returns the entry of an address and records its use; `None` if the current snapshot does not contain it.
     fn lookup_address(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
         let config = self.config.load();
         let known_entry = config.as_ref()?.address_entries.get(&address)?;
@@ -516,6 +516,7 @@ impl ConfigStore {
         Some(Arc::clone(&known_entry.resource))
     }
 
+    /// Returns a service and records its use; `None` before the first response, an error if the service does not exist.
     fn lookup_service(&self, name: &ServiceName) -> Option<Result<SnapshotService, Reason>> {
         let config = self.current_config()?;
         let known_service = config.services.get(name)?;
@@ -524,6 +525,7 @@ impl ConfigStore {
         Some(service.map(|service| (config, service)).ok_or(Reason::UnknownService))
     }
 
+    /// Returns the age of the store in seconds, the unit of [`ResourceUsage`].
     fn elapsed_seconds(&self) -> u64 {
         self.started.elapsed().as_secs()
     }
@@ -560,8 +562,7 @@ impl ConfigSnapshot {
         ports.flatten().filter_map(|port: &AddressPort| port.endpoint.as_ref())
     }
 
-    /// Returns the protocol of the application at this port if clients without mutual TLS are allowed, in
-    /// general or from this address.
+    /// Returns the application's protocol at this port if clients without mutual TLS are allowed, at least from `address`.
     pub(crate) fn plaintext_protocol(&self, port: u16, address: IpAddr) -> Option<Protocol> {
         let workload_config = &self.compiled.snapshot.config;
         let declared = workload_config.ports.iter().find(|declared| declared.port == port)?;

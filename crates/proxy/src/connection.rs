@@ -85,6 +85,7 @@ pub(crate) async fn serve_connection(
 /// configuration permits it for this client.
 async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp_stream: TcpStream, peer: SocketAddr) {
     let Some(config) = worker.config_store.current_config() else {
+        // No access rules have arrived yet, so no client is accepted.
         return;
     };
     let declared = config.plaintext_protocol(port, peer.ip());
@@ -96,16 +97,19 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp_stream: TcpStream, p
     } else {
         AcceptedClients::Members
     };
+    // Not held during the handshake, in which a newer snapshot may arrive.
     drop(config);
     let pending_connection = worker.admission.admit(peer.ip());
     if let Some(declared) = declared {
         let detection = plaintext::is_mutual_tls(worker, declared, &tcp_stream);
         match handshake::await_first_bytes(worker, &pending_connection, detection).await {
+            // The client begins with TLS.
             Some(true) => {}
             Some(false) => {
                 let io = Io::new(ByteStream::Plain(tcp_stream));
                 return serve_plaintext(worker, pending_connection, port, declared, io, peer).await;
             }
+            // The connection was evicted for newer ones.
             None => return leno_listen::reset_on_drop(&tcp_stream),
         }
     }
@@ -234,6 +238,7 @@ pub(crate) async fn serve_until(
         () = &mut serving => return ConnectionResult::Complete,
         () = revocation => {}
     }
+    // Reads and writes of `serving` fail now, so it ends by itself.
     io.reset_now();
     serving.await;
     ConnectionResult::Aborted
@@ -276,6 +281,7 @@ async fn serve_plaintext_protocol(
         return io.reset_on_drop();
     };
     let Some(protocol) = detected else {
+        // The client closed the connection without sending any bytes.
         return;
     };
     session.detected_http2 = is_detected_http2(declared, protocol);
@@ -372,13 +378,15 @@ pub(crate) async fn serve_http1(
         serve_requests(&session, io, early_bytes).await
     {
         listing.set_protocol("http2");
+        // A proxy may send requests of several users over one HTTP/2 connection.
         session.is_exclusive.set(false);
         Box::pin(http2::server::continue_upgraded(Rc::new(session), io, first_frame, early_bytes))
             .await;
     }
 }
 
-/// Serves the protocol inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
+/// Serves the protocol inside mutual TLS: a link, HTTP/2 or HTTP/1.1. `expires`: the expiration of the client's
+/// certificate. `alpn`: the protocol selected in the handshake; `None` means HTTP/1.1.
 async fn serve_tls_protocol(
     mut session: Session,
     port: u16,
@@ -453,6 +461,7 @@ async fn serve_proxy_client(session: Session, io: Io) {
             return Box::pin(http2::server::serve_connection(Rc::new(session), &io, early_bytes))
                 .await;
         }
+        // This port accepts no upgrade to HTTP/2, so only `Done` occurs.
         ServeResult::Done | ServeResult::Http2 { .. } => return,
     };
     let destination = match route::tunnel_destination(&session, &authority).await {
@@ -545,6 +554,7 @@ async fn serve_service_connection(
         ListenerKind::Pinned { address, id } => {
             (id.service.clone(), id.port, protocol_at(worker, *address).await)
         }
+        // These connections do not lead to one service or workload.
         ListenerKind::Inbound { .. }
         | ListenerKind::HttpProxy
         | ListenerKind::Address(_)

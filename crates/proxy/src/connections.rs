@@ -55,6 +55,7 @@ impl Connections {
 /// Keeps a connection in the list until dropped.
 pub(crate) struct ConnectionListing {
     connections: std::sync::Arc<Connections>,
+    /// The key of the connection in the list.
     key: usize,
 }
 
@@ -88,7 +89,7 @@ enum CountedResource {
 impl OpenCounter {
     /// Counts a connection opened on this side.
     pub(crate) fn for_connection(metrics: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
-        metrics.connection_opened(side);
+        metrics.count_connection_opened(side);
         Self { metrics: metrics.clone(), resource: CountedResource::Connection(side) }
     }
 
@@ -106,7 +107,7 @@ impl OpenCounter {
 impl Drop for OpenCounter {
     fn drop(&mut self) {
         match self.resource {
-            CountedResource::Connection(side) => self.metrics.connection_closed(side),
+            CountedResource::Connection(side) => self.metrics.count_connection_closed(side),
             CountedResource::Link(gauge) => self.metrics.decrement(gauge, 1),
         }
     }

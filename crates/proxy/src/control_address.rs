@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::state::StateDir;
 
-/// The address of a control plane.
+/// The address of a control plane, as `--control` has it: `ADDRESS:PORT` or `NAME:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlAddress {
     /// A fixed address.

@@ -67,7 +67,7 @@ pub(crate) struct ControlClient {
     pub(crate) reported_addresses: RefCell<BTreeMap<String, SocketAddr>>,
     /// True once the proxy shuts down: it no longer reports its listeners.
     pub(crate) is_withdrawn: Cell<bool>,
-    /// The address of the admin endpoint.
+    /// The address of the admin endpoint, which the hello reports.
     pub(crate) admin_address: SocketAddr,
     /// The queue of operators' queries for the admin task; `None` if queries are not supported.
     query_queue: Option<mpsc::Sender<Query>>,
@@ -185,7 +185,7 @@ impl ControlClient {
     pub(crate) fn report_dropped_lines(&self, lines: u64) {
         let (kind, subject) = (kind::LOG_LINES_DROPPED, "log");
         match lines {
-            0 => self.config_store.conditions.clear(kind, subject),
+            0 => self.config_store.conditions.clear_condition(kind, subject),
             _ => {
                 // `leno status` puts "its sidecar drops log" before this reason.
                 let reason = format!("lines that its output did not accept: {lines}");
@@ -206,7 +206,7 @@ impl ControlClient {
             (kind::STATE_UNWRITABLE, self.state_dir.path().display().to_string());
         match problem {
             Some(problem) => self.config_store.conditions.set_condition(kind, &directory, problem),
-            None => self.config_store.conditions.clear(kind, &directory),
+            None => self.config_store.conditions.clear_condition(kind, &directory),
         }
     }
 }
@@ -215,9 +215,9 @@ impl ControlClient {
 /// configured, or after a fatal failure.
 pub(crate) async fn follow_control(
     control_client: Rc<ControlClient>,
-    mut requests: mpsc::Receiver<ProxyRequest>,
+    mut control_requests: mpsc::Receiver<ProxyRequest>,
 ) {
-    let mut subscriber = stored_config(&control_client);
+    let mut subscriber = apply_stored_config(&control_client);
     let mut failed_attempts = 0_u32;
     // Sidecars spread over the control planes: each starts with a random control plane, and stays connected to
     // it while it is available.
@@ -229,7 +229,8 @@ pub(crate) async fn follow_control(
         for (position, address) in control_planes.iter().enumerate() {
             let started = Instant::now();
             let error =
-                follow_stream(&control_client, address, &mut subscriber, &mut requests).await;
+                follow_stream(&control_client, address, &mut subscriber, &mut control_requests)
+                    .await;
             control_client.is_connected.set(false);
             control_client.telemetry.set_level(Level::ControlConnected, 0);
             let was_stable =
@@ -249,6 +250,7 @@ pub(crate) async fn follow_control(
             failed_attempts = if was_stable { 0 } else { failed_attempts.saturating_add(1) };
             let failed_connection =
                 if was_stable { FailedConnection::Stream } else { FailedConnection::Attempt };
+            // The rotation gives each attempt another random number.
             let random = control_client.seed.rotate_left(failed_attempts);
             tokio::time::sleep(retry_delay(
                 failed_connection,
@@ -266,8 +268,9 @@ pub(crate) async fn follow_control(
     }
 }
 
-/// Applies the snapshot stored by the previous run, until a newer one arrives.
-fn stored_config(control_client: &ControlClient) -> Subscriber {
+/// Applies the snapshot that the previous run stored, and subscribes to its resources. Returns the subscriber that
+/// continues from it, or an empty one if the snapshot is missing or unusable.
+fn apply_stored_config(control_client: &ControlClient) -> Subscriber {
     let subscriber = control_client.state_dir.stored_subscriber();
     let Some(update) = subscriber.current_update() else { return subscriber };
     if update.snapshot.config.workload != control_client.config.workload {
@@ -298,7 +301,7 @@ async fn follow_stream(
     control_client: &Rc<ControlClient>,
     control: &ControlAddress,
     subscriber: &mut Subscriber,
-    requests: &mut mpsc::Receiver<ProxyRequest>,
+    control_requests: &mut mpsc::Receiver<ProxyRequest>,
 ) -> ControlError {
     let credential = match ensure_credential(control_client, control).await {
         Ok(credential) => credential,
@@ -329,8 +332,13 @@ async fn follow_stream(
     };
     let mut handler = StreamHandler { control_client };
     control_client.traffic_reporter.borrow_mut().start_stream(Instant::now());
-    let stream_end =
-        leno_discovery::follow_control_plane(stream, hello, subscriber, requests, &mut handler);
+    let stream_end = leno_discovery::follow_control_plane(
+        stream,
+        hello,
+        subscriber,
+        control_requests,
+        &mut handler,
+    );
     let error = stream_end.await;
     // Taps end with the stream; those still active are requested again.
     control_client.config_store.observability.replace_taps(&[]);
@@ -496,6 +504,7 @@ fn retry_delay(
 ) -> Duration {
     match failed_connection {
         FailedConnection::Stream => {
+            // Divides by 2^64: the delay is a random fraction of the spread.
             let delay_ns = (u128::from(random) * RECONNECT_SPREAD.as_nanos()) >> 64;
             Duration::from_nanos(u64::try_from(delay_ns).unwrap_or(u64::MAX))
         }

@@ -24,7 +24,7 @@ use crate::subscriptions::{EvictionPriority, SubscriptionTable, Subscriptions};
 pub(crate) async fn run_subscriptions(
     control_client: Rc<ControlClient>,
     mut resource_requests: mpsc::Receiver<ResourceRequest>,
-    requests: mpsc::Sender<ProxyRequest>,
+    control_requests: mpsc::Sender<ProxyRequest>,
 ) {
     let idle_timeout = control_client.config.limits.idle_subscription;
     let mut sweep_interval = tokio::time::interval(idle_timeout / 4);
@@ -44,7 +44,7 @@ pub(crate) async fn run_subscriptions(
             }
         };
         for request in changes.into_iter().flatten() {
-            if let Err(error) = requests.try_send(request) {
+            if let Err(error) = control_requests.try_send(request) {
                 revert_request(&control_client, error.into_inner());
             }
         }
@@ -60,6 +60,7 @@ fn subscribe_batch(
     control_client: &ControlClient,
     request_batch: &mut Vec<ResourceRequest>,
 ) -> SubscriptionChanges {
+    // A table that is more than three quarters full is crowded: its entries count as idle sooner.
     let are_addresses_crowded =
         control_client.subscribed_addresses.borrow().len() > MAX_ADDRESSES / 4 * 3;
     let mut evicted_addresses = if are_addresses_crowded {
@@ -119,6 +120,7 @@ fn subscribe_batch(
         SubscriptionTable::Names,
         name_priority,
     ));
+    // Unsubscribes first, so that the control plane's limit on subscriptions is not exceeded in between.
     [
         (!evicted_services.is_empty()).then_some(ProxyRequest::Unsubscribe(evicted_services)),
         (!evicted_addresses.is_empty())
@@ -231,7 +233,7 @@ fn remove_idle_names(control_client: &ControlClient, idle_timeout: Duration) -> 
 pub(crate) async fn reconcile_listeners(
     control_client: Rc<ControlClient>,
     mut listeners: Listeners,
-    requests: mpsc::Sender<ProxyRequest>,
+    control_requests: mpsc::Sender<ProxyRequest>,
     open_listeners: OpenListeners,
 ) {
     let mut changes = control_client.config_store.subscribe();
@@ -277,7 +279,7 @@ pub(crate) async fn reconcile_listeners(
         .min(MAX_LISTENER_RETRY);
         tokio::select! {
             // Waits while there is no stream; the hello of the next stream contains the listeners as well.
-            slot = requests.reserve(), if must_report => {
+            slot = control_requests.reserve(), if must_report => {
                 must_report = false;
                 reported_at = Instant::now();
                 last_report = control_client.status_report();

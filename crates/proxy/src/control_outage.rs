@@ -102,15 +102,17 @@ pub(crate) enum Serving {
 /// The failure that ends the proxy.
 #[derive(Debug, Default)]
 pub(crate) struct FatalFailure {
+    /// The first reported failure; `None` without a failure, and after [`Self::wait`] has returned it.
     cause: RefCell<Option<StartError>>,
-    notified: Notify,
+    /// Notified when a cause is reported.
+    reported: Notify,
 }
 
 impl FatalFailure {
-    /// Ends the proxy with this cause, unless another one was reported before.
+    /// Ends the proxy with this cause. If two failures are reported, the first one is the cause.
     pub(crate) fn report_cause(&self, cause: StartError) {
         self.cause.borrow_mut().get_or_insert(cause);
-        self.notified.notify_one();
+        self.reported.notify_one();
     }
 
     /// Waits for a fatal failure.
@@ -119,7 +121,7 @@ impl FatalFailure {
             if let Some(cause) = self.cause.borrow_mut().take() {
                 return cause;
             }
-            self.notified.notified().await;
+            self.reported.notified().await;
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn set_options(socket: SockRef<'_>) -> io::Result<()> {
 const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 /// The time between two keepalive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// The number of unanswered probes after which the connection is closed.
+/// The number of unanswered probes after which the connection is closed, 90 s after the last byte.
 const KEEPALIVE_RETRIES: u32 = 3;
 
 #[cfg(test)]

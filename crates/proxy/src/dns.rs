@@ -12,10 +12,11 @@ use leno_telemetry::Count;
 use leno_traffic::host;
 use tokio::net::UdpSocket;
 use tokio::sync::Semaphore;
+use tokio::time::sleep;
 
 use crate::config::Interception;
 use crate::control_client::ControlClient;
-use crate::dns_proxy::{DnsTransport, bind_when_free};
+use crate::dns_proxy::{DnsTransport, ERROR_PAUSE, bind_when_free};
 use crate::subscriptions::SubscriptionTable;
 use crate::virtual_addresses::{AddressAssignment, to_v6};
 
@@ -30,7 +31,10 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
     let query_permits = std::sync::Arc::new(Semaphore::new(MAX_CONCURRENT_QUERIES));
     let mut packet = [0_u8; MAX_PACKET_BYTES];
     loop {
-        let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
+        let Ok((length, client)) = socket.recv_from(&mut packet).await else {
+            sleep(ERROR_PAUSE).await;
+            continue;
+        };
         let Ok(query) = Message::from_vec(&packet[..length]) else { continue };
         // Answering a response could cause an endless loop between two servers.
         if query.metadata.message_type != MessageType::Query {
@@ -135,8 +139,8 @@ async fn resolve_service(
 
 /// The TTL of address records in seconds. The addresses stay valid much longer.
 const TTL_SECONDS: u32 = 30;
-/// The maximum size of a query in bytes: RFC 1035 §2.3.4 allows 512 bytes over UDP, and EDNS clients send a
-/// little more.
+/// The maximum size of a query in bytes: RFC 1035 §2.3.4 allows 512 bytes over UDP, and EDNS clients use up to 1232
+/// (DNS Flag Day 2020).
 const MAX_PACKET_BYTES: usize = 1232;
 /// The maximum number of concurrent DNS queries; further queries are dropped.
 const MAX_CONCURRENT_QUERIES: usize = 256;

@@ -108,7 +108,7 @@ struct DnsQueryHandler {
     domain: ClusterDomain,
     resolvers: Resolvers,
     /// The time until which queries do not wait for the control plane, because it left a query unanswered;
-    /// `None` if it has answered all queries.
+    /// `None` before the first unanswered query.
     control_silent_until: Cell<Option<Instant>>,
     /// The budget of control plane queries for new names.
     query_budget: RefCell<QueryBudget>,
@@ -163,6 +163,7 @@ impl DnsQueryHandler {
             let (service_query, permit) = match self.handle_immediately(query, DnsTransport::Udp) {
                 QueryStep::Respond(None) => continue,
                 QueryStep::Respond(Some(response)) => {
+                    // UDP clients repeat a query without a response.
                     socket.send_to(&response, client).await.ok();
                     continue;
                 }
@@ -374,7 +375,7 @@ pub(crate) async fn bind_when_free<T>(
         match bind().await {
             Ok(bound) => {
                 if has_failed {
-                    conditions.clear(kind::DNS_CLOSED, &subject);
+                    conditions.clear_condition(kind::DNS_CLOSED, &subject);
                     tracing::info!(%address, transport = ?transport, "the DNS listener is open");
                 }
                 return bound;
@@ -404,13 +405,13 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_CONNECTION_LIFETIME: Duration = Duration::from_secs(120);
 /// The maximum wait of a query for the control plane's response.
 const MAX_CONTROL_WAIT: Duration = Duration::from_millis(250);
-/// The time for which queries do not wait for the control plane after it left a query unanswered.
+/// The time for which queries do not wait for the control plane after a query without its response.
 const CONTROL_SILENCE: Duration = Duration::from_secs(10);
 /// The maximum number of addresses for which entries are requested; with more, the client's choice is
 /// unpredictable.
 const MAX_REQUESTED_ADDRESSES: usize = 4;
 /// The pause after a socket error, to avoid a busy loop.
-const ERROR_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const ERROR_PAUSE: Duration = Duration::from_millis(50);
 /// The interval of attempts to bind an address that is in use.
 const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 

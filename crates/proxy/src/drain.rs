@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::config::Limits;
 
-/// The phase of a proxy.
+/// The phase of a proxy. Phases follow each other in this order; `Leaving` may be skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The proxy accepts connections and requests.

@@ -12,9 +12,9 @@ use leno_traffic::outlier::EjectionCause;
 /// and the admin endpoint do.
 #[derive(Default)]
 pub(crate) struct EjectedEndpoints {
-    /// The ejected endpoints of each cluster state, by its number.
-    clusters: Mutex<BTreeMap<u64, Vec<EjectionRecord>>>,
-    next_cluster_number: AtomicU64,
+    /// The ejected endpoints of each outlier monitor, by its number. Each data thread has its own monitors.
+    monitors: Mutex<BTreeMap<u64, Vec<EjectionRecord>>>,
+    next_monitor_number: AtomicU64,
 }
 
 /// An endpoint ejected by one thread.
@@ -28,35 +28,35 @@ pub(crate) struct EjectionRecord {
 }
 
 impl EjectedEndpoints {
-    /// Returns a number for a new cluster state.
+    /// Returns a number for a new outlier monitor.
     pub(crate) fn next_number(&self) -> u64 {
-        self.next_cluster_number.fetch_add(1, Ordering::Relaxed)
+        self.next_monitor_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Replaces the ejected endpoints of one cluster state; an empty list removes the cluster state.
-    pub(crate) fn set_entries(&self, cluster: u64, entries: Vec<EjectionRecord>) {
-        match entries.is_empty() {
-            true => self.lock().remove(&cluster),
-            false => self.lock().insert(cluster, entries),
+    /// Replaces the ejected endpoints of one outlier monitor; an empty list removes the monitor.
+    pub(crate) fn replace_records(&self, monitor_number: u64, records: Vec<EjectionRecord>) {
+        match records.is_empty() {
+            true => self.lock().remove(&monitor_number),
+            false => self.lock().insert(monitor_number, records),
         };
     }
 
-    /// Returns the number of ejected endpoints of one cluster state.
-    pub(crate) fn count(&self, cluster: u64) -> usize {
-        self.lock().get(&cluster).map_or(0, Vec::len)
+    /// Returns the number of ejected endpoints of one outlier monitor.
+    pub(crate) fn count(&self, monitor_number: u64) -> usize {
+        self.lock().get(&monitor_number).map_or(0, Vec::len)
     }
 
     /// Returns each ejected endpoint once, with the number of threads that ejected it, and the record of one of
     /// these threads.
     pub(crate) fn snapshot(&self) -> Vec<(usize, EjectionRecord)> {
         let mut ejected_endpoints: Vec<(usize, EjectionRecord)> = Vec::new();
-        for entry in self.lock().values().flatten() {
+        for record in self.lock().values().flatten() {
             match ejected_endpoints
                 .iter_mut()
-                .find(|(_, existing)| existing.endpoint.id == entry.endpoint.id)
+                .find(|(_, existing)| existing.endpoint.id == record.endpoint.id)
             {
                 Some((thread_count, _)) => *thread_count += 1,
-                None => ejected_endpoints.push((1, entry.clone())),
+                None => ejected_endpoints.push((1, record.clone())),
             }
         }
         ejected_endpoints
@@ -67,6 +67,6 @@ impl EjectedEndpoints {
     /// Locks the table, even if another thread panicked while holding the lock: no update leaves a partial
     /// state.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<EjectionRecord>>> {
-        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.monitors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

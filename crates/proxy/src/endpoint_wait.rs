@@ -33,6 +33,7 @@ impl Outdated {
         has_lost_port: bool,
     ) -> Option<Self> {
         let is_current = priorities.endpoints().any(|endpoint| config_store.is_current(endpoint));
+        // An endpoint that is current here, but has lost the port, has a newer configuration than this proxy.
         let outdated = Self { version: config.version, is_behind: is_current };
         (has_lost_port || !is_current).then_some(outdated)
     }
@@ -72,8 +73,7 @@ impl Worker {
 }
 
 impl ConfigStore {
-    /// Returns whether a request that found no endpoint of a service in a configuration version can expect an
-    /// endpoint.
+    /// Returns the prospect of a request that found no endpoint of a service in this configuration version.
     fn endpoint_expectation(&self, service: &ServiceName, version: u64) -> EndpointExpectation {
         let Some(config) = self.current_config() else { return EndpointExpectation::None };
         let compiled_service = config.compiled.service(service);
@@ -91,7 +91,7 @@ impl ConfigStore {
     }
 }
 
-/// Whether a request without an endpoint can expect an endpoint.
+/// The prospect of a request that has found no endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EndpointExpectation {
     /// A newer configuration exists: the request is routed again.

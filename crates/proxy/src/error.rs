@@ -36,13 +36,15 @@ impl Failure {
         policy_status.unwrap_or(self.reason.status())
     }
 
-    /// Returns the status of the response to a gRPC call.
+    /// Returns the status of the response to a gRPC call: that of the policy, otherwise that of the upstream's reset,
+    /// otherwise that of the reason.
     pub(crate) fn grpc_status(&self) -> GrpcStatus {
         let reset_status = || self.reset.and_then(grpc::status_of_reset);
         self.grpc.or_else(reset_status).unwrap_or_else(|| grpc::status_for(self.reason))
     }
 
-    /// Creates the failure for an injected fault.
+    /// Creates the failure for an injected fault. Without a gRPC status, the fault has the status that gRPC clients
+    /// derive from its HTTP status.
     pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedResponse) -> Self {
         let InjectedResponse { response, grpc } = injected;
         let status_from_http = response.status.map(GrpcStatus::from_http_status);

@@ -85,6 +85,7 @@ async fn serve_http(session: Session, pending_connection: PendingConnection, io:
         return io.reset_on_drop();
     };
     match protocol {
+        // The client has sent no bytes.
         None => {}
         Some(ConnectionProtocol::Http1) => {
             let list_entry = list_session(&session, "http", describe_session_port(&session));
@@ -129,6 +130,7 @@ async fn serve_https(
         let first_bytes =
             handshake::await_first_bytes(worker, &pending_connection, tls::expect_handshake(&tcp))
                 .await;
+        // Without first bytes the connection was evicted for newer ones.
         first_bytes
             .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp, Reason::HandshakeFailed)))?;
         tls::accept_external_client(worker, &pending_connection, tls_config, tcp).await

@@ -13,6 +13,7 @@ pub(crate) struct IdleClients {
     /// The notification that closes each idle connection, by registration number: the lowest number has been
     /// idle longest.
     evictions: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    /// The number of the next registration; numbers only increase.
     next_registration: Cell<u64>,
 }
 

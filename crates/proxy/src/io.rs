@@ -34,7 +34,7 @@ struct SharedStream {
 
 /// The transport of a byte stream.
 pub(crate) enum ByteStream {
-    /// Plain TCP.
+    /// TCP without TLS.
     Plain(TcpStream),
     /// TLS accepted by this sidecar.
     Server(Box<tokio_rustls::server::TlsStream<TcpStream>>),
@@ -143,6 +143,7 @@ impl Io {
                 discarded.clear();
                 match remaining.checked_sub(read_bytes) {
                     Some(new_remaining) if read_bytes > 0 => remaining = new_remaining,
+                    // The peer has closed, or has sent too many bytes.
                     _ => return Ok::<_, io::Error>(()),
                 }
             }
@@ -169,7 +170,7 @@ impl Io {
 
     /// Resolves when a peer that waits for its response has closed the connection. A half-close does not count:
     /// the peer may still expect its response (RFC 9112 §9.6). Pipelined bytes hide a close until they are
-    /// read, and so does TLS.
+    /// read, and TLS always hides it.
     pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
         let ByteStream::Plain(tcp) = &*self.0.stream.borrow() else {
             return Poll::Pending;

@@ -114,6 +114,7 @@ use crate::worker::{Worker, WorkerParts};
 pub struct Proxy {
     config: Arc<Config>,
     admin_listener: TcpListener,
+    /// `None` without `--health`.
     health_listener: Option<TcpListener>,
     state_dir: StateDir,
     open_listeners: OpenListeners,
@@ -260,6 +261,7 @@ impl Proxy {
         let connections = Arc::new(Connections::default());
         let ejected_endpoints = Arc::new(EjectedEndpoints::default());
         let phase = self.phase.clone();
+        // The data threads.
         let (trace_queues, trace_receivers) = TraceQueues::new();
         let (workers, threads) = spawn_threads(self.config.cores.max(1), |core| WorkerParts {
             config: self.config.clone(),
@@ -271,6 +273,7 @@ impl Proxy {
             metrics: telemetry.new_shard(),
             seed: random_seed(core),
         })?;
+        // The data threads keep the only senders, so the queues end with them.
         drop(trace_queues);
         let admin = Admin {
             config: self.config.clone(),
@@ -293,20 +296,21 @@ impl Proxy {
         let control_client =
             ControlClient::new(config, telemetry, config_store, dir, admin_address, seed);
         let (queries, query_receiver) = mpsc::channel(admin::MAX_QUEUED_QUERIES);
-        let control_client = control_client.with_queries(queries);
+        let control_client = Rc::new(control_client.with_queries(queries));
+        // The tasks of the control thread.
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
-        tasks.spawn_local(admin::serve_queries(query_receiver, admin.clone()));
+        tasks.spawn_local(admin::serve_queries(query_receiver, Rc::clone(&admin)));
         let servers = start_management(&tasks, self.admin_listener, self.health_listener, admin);
         let TraceReceivers { log, spans, taps } = trace_receivers;
         let (end_metrics, exporters) = start_telemetry(&tasks, exporter, log, spans);
-        let control_client = Rc::new(control_client);
         let snapshot_task = tasks.spawn_local(run_snapshot_store(control_client.clone()));
         tasks.spawn_local(poll_dropped_lines(control_client.clone()));
-        let (listeners, dir) = (self.open_listeners, self.state_dir.clone());
-        let control = control_client.clone();
-        let requests = start_control(&tasks, control, resource_requests, workers, listeners, dir);
-        tasks.spawn_local(live_requests::send_entries(taps, requests.clone()));
+        let (client, dir) = (control_client.clone(), self.state_dir.clone());
+        let listeners = self.open_listeners;
+        let control_requests =
+            start_control(&tasks, client, resource_requests, workers, listeners, dir);
+        tasks.spawn_local(live_requests::send_tapped_requests(taps, control_requests.clone()));
         let failure = tasks.run_until(wait_for_stop(stop, &control_client.fatal_failure)).await;
         tracing::info!("draining");
         // A successor may read the stored files as soon as it gets the directory.
@@ -315,7 +319,7 @@ impl Proxy {
             Ok(_) => self.state_dir.release(),
             Err(_) => tracing::warn!("{SLOW_DISK_WARNING}"),
         }
-        tasks.run_until(withdraw_listeners(&control_client, &requests)).await;
+        tasks.run_until(withdraw_listeners(&control_client, &control_requests)).await;
         phase.send_replace(Phase::Draining);
         tasks.run_until(join_threads(threads)).await;
         // The data threads have dropped their senders: the queues end after the last entries are exported.
@@ -444,7 +448,7 @@ fn start_control(
     {
         renew::replace_credential(&control_client, credential);
     }
-    let (requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
+    let (control_requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
     let listeners = Listeners::new(workers, state_dir);
     if let Interception::Redirect { dns: Some(dns_address), .. } =
         control_client.config.interception
@@ -458,16 +462,16 @@ fn start_control(
     tasks.spawn_local(control_loop::run_subscriptions(
         control_client.clone(),
         resource_requests,
-        requests.clone(),
+        control_requests.clone(),
     ));
-    tasks.spawn_local(renew::run_renewal(control_client.clone(), requests.clone()));
+    tasks.spawn_local(renew::run_renewal(control_client.clone(), control_requests.clone()));
     tasks.spawn_local(control_loop::reconcile_listeners(
         control_client,
         listeners,
-        requests.clone(),
+        control_requests.clone(),
         open_listeners,
     ));
-    requests
+    control_requests
 }
 
 /// Polls the counters of dropped log lines until the proxy ends, and reports drops as a condition.
@@ -490,14 +494,18 @@ async fn run_snapshot_store(control_client: Rc<ControlClient>) {
 
 /// Withdraws all listeners from the control plane, so that other proxies send no new requests to this one; requests in
 /// progress are still served. Hellos of later streams contain no listeners either.
-async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sender<ProxyRequest>) {
+async fn withdraw_listeners(
+    control_client: &ControlClient,
+    control_requests: &mpsc::Sender<ProxyRequest>,
+) {
     control_client.is_withdrawn.set(true);
     control_client.inbound_listeners.borrow_mut().clear();
     let send_report = async {
         let report = control_client.status_report();
-        requests.send(ProxyRequest::Listeners(Vec::new(), report)).await.ok()?;
-        // The queue is empty, and so all its slots are free, once every request was taken to be sent.
-        requests.reserve_many(MAX_QUEUED_REQUESTS).await.ok().map(drop)?;
+        control_requests.send(ProxyRequest::Listeners(Vec::new(), report)).await.ok()?;
+        // All slots of the queue are free after the task of the stream has taken every request.
+        control_requests.reserve_many(MAX_QUEUED_REQUESTS).await.ok().map(drop)?;
+        // Lets the task of the stream write the request that it has taken.
         tokio::task::yield_now().await;
         Some(())
     };
@@ -509,7 +517,7 @@ async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sen
 /// The command queue of each data thread, and the threads.
 type DataThreads = (Vec<mpsc::Sender<ListenerCommand>>, Vec<JoinHandle<()>>);
 
-/// Starts `count` data threads. `build_parts` builds the parts of a worker from its index.
+/// Starts `count` data threads. `build_parts` returns the arguments of [`Worker::new`] for the index of a thread.
 fn spawn_threads(
     count: usize,
     build_parts: impl Fn(usize) -> WorkerParts,
@@ -538,7 +546,8 @@ fn start_worker(
     })
 }
 
-/// Returns a seed for choices that must differ between threads and processes, but need not be secret.
+/// Returns a seed for choices that must differ between threads and processes, but need not be secret. The multiplier,
+/// 2^64 divided by the golden ratio, spreads similar numbers over all bits.
 fn random_seed(core: usize) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let entropy = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;

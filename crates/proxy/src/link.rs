@@ -41,13 +41,14 @@ struct SharedLink {
     changed: Notify,
 }
 
-/// Observes whether the peer of a link responds.
+/// Observes a link. The flag is true when the peer stops responding, and false when it responds again.
 type SilenceObserver = dyn Fn(&LinkHandle, bool);
 
 /// The state of a link and of its streams.
 struct LinkState {
     role: Role,
     link: Link,
+    /// The state of each open stream.
     slots: HashMap<StreamId, StreamSlot, BuildHasherDefault<StreamIdHasher>>,
     /// Queues of ended streams, for reuse.
     spare_queues: Vec<VecDeque<Incoming>>,
@@ -63,13 +64,13 @@ struct LinkState {
     is_last_stream_known: bool,
     /// True if a stream was opened or written to since the driver's last check.
     was_used: bool,
-    /// True if the peer has left a ping unanswered for about 2 s: new requests avoid the link.
+    /// True if the peer has not answered a ping for about 2 s: new requests avoid the link.
     is_silent: bool,
     /// True if the peer's limits are known; before that only few streams are permitted.
     has_peer_limits: bool,
 }
 
-/// A stream opened by the peer.
+/// A stream that the peer has opened, with its first frame.
 pub(crate) struct OpenedStream {
     pub(crate) stream: LinkStream,
     pub(crate) kind: StreamKind,
@@ -168,6 +169,7 @@ impl LinkHandle {
             // streams that it opened meanwhile are still served.
             state.link.drain();
             state.link.ping();
+            // Only the opener opens streams, so it knows its last one.
             state.is_last_stream_known = state.role == Role::Opener;
             state.wake_driver();
         }
@@ -198,6 +200,7 @@ impl LinkHandle {
         }
     }
 
+    /// Resolves when the condition holds. Returns an error if the link is or becomes broken.
     async fn wait_for_state(&self, is_met: impl Fn(&LinkState) -> bool) -> Result<(), StreamError> {
         loop {
             let notified = self.0.changed.notified();
@@ -251,6 +254,7 @@ impl LinkHandle {
                 self.0.changed.notify_waiters();
             }
             LinkEvent::Pong if state.is_retired => state.send_go_away(),
+            // The driver has counted the received bytes as a sign of life.
             LinkEvent::Pong => {}
         }
     }

@@ -155,7 +155,7 @@ async fn accept_connections(
             AcceptEvent::Closed => break,
         };
         let max_connections = worker.config.limits.max_connections;
-        // An evicted connection takes a moment to close.
+        // An evicted connection counts until it has closed, so the limit may be exceeded by an eighth meanwhile.
         let evict_idle = || {
             listener_counts.open_connections.get() < max_connections + max_connections / 8
                 && worker.idle_clients.evict_oldest()

@@ -22,6 +22,7 @@ use crate::state::StateDir;
 
 /// The open listeners, and the data threads that accept from them.
 pub(crate) struct Listeners {
+    /// The command queue of each data thread.
     workers: Vec<mpsc::Sender<ListenerCommand>>,
     /// Stores the addresses of listeners with a port that the kernel selected.
     state_dir: StateDir,
@@ -116,7 +117,7 @@ impl Listeners {
             }
             // No mesh member connects to a gateway.
             Interception::Gateway { .. } => Vec::new(),
-            // The application's own ports; the kernel redirects them to the sidecar.
+            // No port is reachable while the listener of redirected connections is closed.
             Interception::Redirect { .. }
                 if !self
                     .open_listeners
@@ -125,6 +126,7 @@ impl Listeners {
             {
                 Vec::new()
             }
+            // The application's own ports: the kernel redirects their connections to the sidecar.
             Interception::Redirect { address, .. } => {
                 let to_listener = |port: &WorkloadPort| InboundListener {
                     port: port.port,
@@ -222,7 +224,7 @@ impl Listeners {
     /// Sends a command to all data threads.
     async fn send_to_all(&self, command: impl Fn() -> ListenerCommand) {
         for worker in &self.workers {
-            // A worker that has ended has no listeners left to close.
+            // A worker that has ended has closed its listeners.
             drop(worker.send(command()).await);
         }
     }
@@ -288,7 +290,8 @@ fn list_configured(
                 let name = "redirected-outbound-v6".to_owned();
                 listeners.insert(name, (ConnectionClassifier::OutboundV6, *outbound));
             }
-            // The kernel does not redirect connections of the sidecar to its own address.
+            // The kernel does not redirect the sidecar's own connections, so its requests to its own application use
+            // these listeners.
             for port in &workload_config.ports {
                 let classifier =
                     ConnectionClassifier::Fixed(ListenerKind::Inbound { port: port.port });

@@ -39,7 +39,8 @@ pub(crate) struct ThreadObservability {
     tap_budgets: Box<[Cell<TapBudget>]>,
 }
 
-/// The taps that receive a request, as a bit mask of their positions.
+/// The taps that receive a request, as a bit mask of their positions: there are at most
+/// [`leno_discovery::MAX_TAPS`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TapSet(u32);
 
@@ -70,7 +71,7 @@ impl ThreadObservability {
 
     /// Queues a request for the control thread, once for each selected tap. If the queue is full, the request
     /// is counted as dropped.
-    pub(crate) fn queue_entry(
+    pub(crate) fn queue_request(
         &self,
         selected_taps: TapSet,
         trace_entry: &Arc<TraceEntry>,
@@ -91,6 +92,7 @@ impl ThreadObservability {
 /// The remaining requests of one data thread for a tap in this second.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TapBudget {
+    /// The end of this second.
     resets_at: Instant,
     remaining: u32,
 }
@@ -107,7 +109,7 @@ impl OpenTap {
         suffix.and_then(|suffix| suffix.strip_prefix('/')) == Some(name.as_str())
     }
 
-    /// Counts a dropped request.
+    /// Counts a dropped request, which the next message of the tap reports.
     pub(crate) fn count_dropped(&self) {
         self.dropped_count.fetch_add(1, Ordering::Relaxed);
     }
@@ -136,9 +138,9 @@ impl TapBudget {
 
 /// Sends tapped requests to the control plane until all data threads have ended. If the queue of the control
 /// stream is half full, requests are dropped and counted: other messages of this sidecar have priority.
-pub(crate) async fn send_entries(
+pub(crate) async fn send_tapped_requests(
     mut matched_requests: mpsc::Receiver<MatchedRequest>,
-    requests: mpsc::Sender<ProxyRequest>,
+    control_requests: mpsc::Sender<ProxyRequest>,
 ) {
     while let Some(first_request) = matched_requests.recv().await {
         let deadline = Instant::now() + BATCH_DELAY;
@@ -150,12 +152,12 @@ pub(crate) async fn send_entries(
             };
             request_count += 1;
             match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next_request.tap)) {
-                Some(batch) => batch.add_entry(&next_request.trace_entry),
+                Some(batch) => batch.add_request(&next_request.trace_entry),
                 None => batches.push(TapBatch::from_request(next_request)),
             }
         }
         for batch in batches {
-            batch.send(&requests);
+            batch.send(&control_requests);
         }
     }
 }
@@ -163,19 +165,21 @@ pub(crate) async fn send_entries(
 /// The requests of one tap in one message.
 struct TapBatch {
     tap: Arc<OpenTap>,
+    /// The requests, each as a line of the access log in JSON.
     records: Vec<String>,
+    /// The total length of `records`.
     record_bytes: usize,
 }
 
 impl TapBatch {
     fn from_request(MatchedRequest { tap, trace_entry }: MatchedRequest) -> Self {
         let mut batch = Self { tap, records: Vec::new(), record_bytes: 0 };
-        batch.add_entry(&trace_entry);
+        batch.add_request(&trace_entry);
         batch
     }
 
     /// Adds the log line of a request, or counts the request as dropped if the batch is full.
-    fn add_entry(&mut self, trace_entry: &TraceEntry) {
+    fn add_request(&mut self, trace_entry: &TraceEntry) {
         let mut line = String::new();
         access_log::append_log_line(trace_entry, &LogFormat::Json, &mut line);
         line.truncate(line.trim_end().len());
@@ -187,13 +191,13 @@ impl TapBatch {
     }
 
     /// Sends the batch to the control plane, or counts its requests as dropped if the queue is too full.
-    fn send(self, requests: &mpsc::Sender<ProxyRequest>) {
+    fn send(self, control_requests: &mpsc::Sender<ProxyRequest>) {
         let record_count = self.records.len() as u64;
         let dropped = self.tap.dropped_count.swap(0, Ordering::Relaxed);
         let request = ProxyRequest::Tapped { tap: self.tap.id(), records: self.records, dropped };
         // Half of the queue is reserved for the sidecar's own requests.
-        let has_room = requests.capacity() > requests.max_capacity() / 2;
-        if !has_room || requests.try_send(request).is_err() {
+        let has_room = control_requests.capacity() > control_requests.max_capacity() / 2;
+        if !has_room || control_requests.try_send(request).is_err() {
             self.tap.dropped_count.fetch_add(record_count + dropped, Ordering::Relaxed);
         }
     }

@@ -113,6 +113,7 @@ impl SharedObservability {
         let mut updated = current.clone();
         change(&mut updated);
         self.current_config.store(updated.into());
+        // Incremented after the store: a thread that reads the new version also loads the new configuration.
         self.version.fetch_add(1, Ordering::Release);
     }
 }

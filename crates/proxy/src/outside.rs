@@ -63,7 +63,7 @@ pub(crate) async fn serve_connection(
         }
     };
     match outcome {
-        Ok(()) => record.mark_succeeded(),
+        Ok(()) => record.mark_completed(),
         Err(reason) => {
             record.reason = Some(reason);
             // The client receives a reset, which it can tell from an orderly close.
@@ -72,9 +72,9 @@ pub(crate) async fn serve_connection(
     }
 }
 
-/// The part of a connection by which egress rules identify its destination.
+/// The property of a connection by which egress rules identify its destination.
 enum DestinationIdentifier {
-    /// The address alone.
+    /// The address alone: the egress rules need no bytes of the client.
     Address,
     /// The server name of a TLS client.
     ServerName(String),
@@ -91,14 +91,14 @@ impl DestinationIdentifier {
         }
         match self {
             Self::Address => {
-                compiled.egress_rules.permission_for(address) == EgressDecision::Allowed
+                compiled.egress_rules.decide_address(address) == EgressDecision::Allowed
             }
             Self::ServerName(name) => {
-                compiled.egress_rules.permission_for(address) == EgressDecision::Allowed
+                compiled.egress_rules.decide_address(address) == EgressDecision::Allowed
                     || compiled.egress_rules.policy_for_server_name(address, name).is_some()
             }
             // The connection is allowed if some requests may be: each request is checked individually.
-            Self::Requests => match compiled.egress_rules.permission_for(address) {
+            Self::Requests => match compiled.egress_rules.decide_address(address) {
                 EgressDecision::Allowed => true,
                 EgressDecision::Inspected { by_request, .. } => by_request,
                 EgressDecision::Denied => false,
@@ -120,11 +120,12 @@ async fn detect_destination(
     if compiled.snapshot.config.egress == Egress::Allow {
         return Ok(DestinationIdentifier::Address);
     }
-    let (by_request, by_server_name) = match compiled.egress_rules.permission_for(address) {
+    let (by_request, by_server_name) = match compiled.egress_rules.decide_address(address) {
         EgressDecision::Denied => return Err(Reason::EgressDenied),
         EgressDecision::Allowed => return Ok(DestinationIdentifier::Address),
         EgressDecision::Inspected { by_request, by_server_name } => (by_request, by_server_name),
     };
+    // A slow client must not keep an old snapshot in memory.
     drop(config);
     let max_wait = worker.config.limits.head_timeout;
     let protocol = timeout(max_wait, sniff_connection(io, early_bytes))

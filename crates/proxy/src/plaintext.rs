@@ -30,6 +30,7 @@ pub(crate) async fn is_mutual_tls(worker: &Worker, declared: Protocol, tcp: &Tcp
         // The handshake meets the same error, and reports it.
         Ok(Err(_)) => return true,
     }
+    // After a timeout the handshake reports the error, as in `offers_link`.
     !may_be_opaque || timeout(limits.handshake_timeout, offers_link(tcp)).await.unwrap_or(true)
 }
 
@@ -55,6 +56,7 @@ async fn offers_link(tcp: &TcpStream) -> bool {
         }
         match offers_protocol(client_hello.get(..peeked_len).unwrap_or_default(), ALPN_LINK) {
             Some(is_offered) => return is_offered,
+            // The ClientHello of a sidecar is shorter than one record.
             None if peeked_len == client_hello.len() => return false,
             None => {}
         }

@@ -1,5 +1,5 @@
-//! Probes the application on behalf of the kubelet, which has no certificate of the mesh: the sidecar would reject its
-//! own probes.
+//! Probes the application on behalf of the kubelet. The kubelet has no certificate of the mesh, so the sidecar would
+//! reject probes that the kubelet sends to the application itself.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ enum ProbeKind {
     Liveness,
 }
 
-/// A probe of the application.
+/// A probe of the application, with a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
     action: ProbeAction,

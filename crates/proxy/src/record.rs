@@ -57,9 +57,13 @@ pub(crate) struct FinalHead {
 /// invent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MetricsSubject {
+    /// The label `protocol`: `http`, `tcp` or `outside`.
     pub(crate) protocol: &'static str,
+    /// The destination service; `None` before it is known.
     pub(crate) service: Option<ServiceName>,
+    /// The port of the service; 0 before it is known.
     pub(crate) port: u16,
+    /// The route that selected the backend; `None` without a route.
     pub(crate) route: Option<RouteName>,
 }
 
@@ -134,7 +138,7 @@ impl<'a> ExchangeRecord<'a> {
     }
 
     /// Records an orderly end: a response of the application, or a rejection by its sidecar.
-    pub(crate) fn mark_succeeded(&mut self) {
+    pub(crate) fn mark_completed(&mut self) {
         self.reason = self.head.rejection.get();
         // A rejected call has the status 200 on the wire. Both sidecars count it by the status of the reason.
         if let Some(reason) = self.reason.filter(|_| self.grpc.get().is_some()) {
@@ -166,6 +170,7 @@ impl<'a> ExchangeRecord<'a> {
         if self.subject.port == 0 {
             self.record_listener_target();
         }
+        // Circuit breakers and faults count their matches where they apply.
         if let Some(decision) = &failure.policy
             && matches!(
                 failure.reason,

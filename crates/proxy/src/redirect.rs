@@ -40,7 +40,7 @@ impl ConnectionClassifier {
             Self::Fixed(listener_kind) => Ok(listener_kind.clone()),
             Self::Outbound | Self::OutboundV6 => {
                 let destination = original_destination(tcp).ok_or(Reason::UnknownService)?;
-                if worker.config.interception.is_by_address() {
+                if worker.config.interception.identifies_by_address() {
                     let destination =
                         SocketAddr::new(destination.ip().to_canonical(), destination.port());
                     let is_own_address = is_own_listener(&worker.config.interception, destination);

@@ -73,7 +73,7 @@ impl RejectedClients {
 }
 
 impl PortClients {
-    /// Removes expired clients and evictions. Returns false if nothing is left to report.
+    /// Removes expired clients and evictions. Returns false if nothing remains to be reported.
     fn retain_recent(&mut self, now: Instant) -> bool {
         self.clients.retain(|_, rejected_at| is_recent(*rejected_at, now));
         self.evicted_at = self.evicted_at.filter(|evicted_at| is_recent(*evicted_at, now));

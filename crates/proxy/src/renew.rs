@@ -56,7 +56,7 @@ pub(crate) fn replace_credential(
 /// when the proxy ends.
 pub(crate) async fn run_renewal(
     control_client: Rc<ControlClient>,
-    requests: mpsc::Sender<ProxyRequest>,
+    control_requests: mpsc::Sender<ProxyRequest>,
 ) {
     let mut changes = control_client.config_store.subscribe();
     let mut attempted_generation = 0;
@@ -71,6 +71,7 @@ pub(crate) async fn run_renewal(
         if configured_generation == credential.ca_generation() {
             attempted_generation = 0;
         }
+        // 0: the configured generation is unknown.
         let needs_reissue =
             ![0, credential.ca_generation(), attempted_generation].contains(&configured_generation);
         if !wait_until_due(&control_client, &credential, needs_reissue, &mut changes).await {
@@ -80,7 +81,7 @@ pub(crate) async fn run_renewal(
         let remaining =
             credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
         let max_wait = remaining.clamp(MIN_RETRY_PAUSE, MAX_RESPONSE_WAIT);
-        let result = renew_certificate(&control_client, &requests, max_wait).await;
+        let result = renew_certificate(&control_client, &control_requests, max_wait).await;
         let counter = if result.is_ok() {
             Count::CertificateRenewed
         } else {
@@ -165,14 +166,14 @@ async fn wait_until_due(
 /// Requests a certificate for a new key over the control stream, and makes the certificate current.
 async fn renew_certificate(
     control_client: &ControlClient,
-    requests: &mpsc::Sender<ProxyRequest>,
+    control_requests: &mpsc::Sender<ProxyRequest>,
     max_wait: Duration,
 ) -> Result<(), RenewalError> {
     let key = PrivateKey::generate();
     let (response_sender, response_receiver) = oneshot::channel();
     let request = ProxyRequest::Renew { csr: key.certificate_request(), reply: response_sender };
     let exchange = async {
-        requests.send(request).await.ok()?;
+        control_requests.send(request).await.ok()?;
         response_receiver.await.ok()
     };
     let response = tokio::time::timeout(max_wait, exchange).await;

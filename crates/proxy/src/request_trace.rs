@@ -35,11 +35,12 @@ pub(crate) struct RequestTrace<'a> {
 /// The trace and log entry of a request that has ended.
 #[derive(Debug)]
 pub(crate) struct TraceEntry {
-    /// The end of the request.
+    /// The time at which the request ended.
     pub(crate) ended: SystemTime,
     pub(crate) labels: RequestLabels,
     pub(crate) outcome: RequestRecord,
     pub(crate) retries: u8,
+    /// The result of a hedge; `None` if no second attempt was sent.
     pub(crate) hedge: Option<Hedge>,
     /// Empty for a byte stream or an unreadable request, like the following texts of the request head.
     pub(crate) method: String,
@@ -48,7 +49,9 @@ pub(crate) struct TraceEntry {
     pub(crate) user_agent: String,
     pub(crate) request_id: String,
     pub(crate) forwarded_for: String,
+    /// The address of the client.
     pub(crate) downstream: SocketAddr,
+    /// As in [`RequestTrace`], like `policy` and `span`.
     pub(crate) upstream: Option<SocketAddr>,
     pub(crate) policy: Option<PolicyDecision>,
     /// The reason for which the request would have been denied if policies were enforced.
@@ -61,8 +64,11 @@ pub(crate) struct RequestEnd<'a> {
     pub(crate) labels: &'a RequestLabels,
     pub(crate) outcome: RequestRecord,
     pub(crate) retries: u32,
+    /// The result of a hedge; `None` if no second attempt was sent.
     pub(crate) hedge: Option<Hedge>,
+    /// The reason for which the request would have been denied if policies were enforced.
     pub(crate) dry_run_reason: Option<Reason>,
+    /// The address of the client.
     pub(crate) downstream: SocketAddr,
 }
 
@@ -163,7 +169,7 @@ impl<'a> RequestTrace<'a> {
         let TraceQueues { log: log_queue, spans: span_queue, taps: tap_queue } =
             &worker.trace_queues;
         let trace_entry = Arc::new(self.to_entry(request_end));
-        observability.queue_entry(matching_taps, &trace_entry, tap_queue);
+        observability.queue_request(matching_taps, &trace_entry, tap_queue);
         if is_logged && log_queue.try_send(trace_entry.clone()).is_err() {
             worker.metrics.add(Count::AccessLogLinesDropped, 1);
         }

@@ -16,7 +16,7 @@ use crate::record::{ExchangeSeries, MetricsSubject};
 use crate::upstream::Application;
 use crate::worker::Worker;
 
-/// How a connection arrived: from whom, and for which destination.
+/// The origin of a connection (the application, a sidecar or an external client) and its destination.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ListenerKind {
     /// From another sidecar, to a port of the application.
@@ -53,7 +53,7 @@ pub(crate) struct Session {
     /// The expiry of the peer's certificate: later requests of the peer are rejected. `None` without a
     /// certificate.
     pub(crate) expires: Option<Instant>,
-    /// The address of the peer.
+    /// The socket address of the peer.
     pub(crate) peer: SocketAddr,
     /// The transport of inbound connections.
     pub(crate) transport: SessionTransport,

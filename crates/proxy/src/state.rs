@@ -61,6 +61,7 @@ impl StateDir {
         let lock = match lock_directory(path) {
             Ok(file) => DirectoryLock::Held(file),
             Err(error) => match error.kind() {
+                // The lock is not a regular file, or another proxy holds it.
                 io::ErrorKind::InvalidData | io::ErrorKind::ResourceBusy => return Err(error),
                 _ => {
                     // A full disk must not keep a proxy from its stored snapshot.
@@ -104,6 +105,7 @@ impl StateDir {
     /// snapshot.
     pub(crate) fn is_damaged(&self, has_config: bool) -> bool {
         let lock_is_gone = match &*self.lock() {
+            // A removed file has no links, even while this process keeps it open.
             DirectoryLock::Held(file) => {
                 file.metadata().map_or(true, |metadata| metadata.nlink() == 0)
             }
@@ -302,11 +304,13 @@ fn lock_directory(directory: &Path) -> io::Result<File> {
     }
 }
 
+/// True if nothing exists at the path. A file that cannot be examined counts as present.
 fn is_absent(path: &Path) -> bool {
     let metadata = std::fs::symlink_metadata(path);
     metadata.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
+/// Locks a mutex, even if another thread panicked while holding the lock: no update leaves a partial state.
 fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -332,8 +336,11 @@ fn address_file(listener: &str) -> String {
 
 /// The name for the certificate and its key in the list of unwritten files.
 const CERTIFICATE: &str = "certificate";
+/// The file that the proxy locks while it holds the directory.
 const LOCK_FILE: &str = "lock";
+/// The file of the virtual addresses of services.
 const NAMES_FILE: &str = "names.txt";
+/// The file of the encoded snapshot.
 const CONFIG_FILE: &str = "config.bin";
 /// The maximum size of a file that is read: larger than the snapshot of the largest mesh.
 const MAX_FILE_BYTES: u64 = 512 << 20;

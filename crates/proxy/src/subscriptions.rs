@@ -10,6 +10,7 @@ use leno_telemetry::Count;
 pub(crate) struct Subscriptions<K> {
     /// The insertion number of each key: the lowest number is the oldest subscription.
     insertion_numbers: BTreeMap<K, u64>,
+    /// The number of the last insertion.
     last_number: u64,
 }
 
@@ -29,11 +30,11 @@ pub(crate) enum EvictionPriority {
 pub(crate) enum SubscriptionTable {
     /// Services that do not exist.
     UnknownServices,
-    /// All services.
+    /// All services, including those that do not exist.
     Services,
     /// Destination addresses of redirected connections.
     Addresses,
-    /// Resolved names.
+    /// Names that the application resolves by DNS.
     Names,
     /// Virtual addresses of services.
     ServiceAddresses,

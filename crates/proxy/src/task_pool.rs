@@ -23,7 +23,9 @@ struct StreamJob {
 /// The slot in which an idle task receives its next job.
 #[derive(Default)]
 struct IdleTask {
+    /// The next job, until the task takes it.
     job: Cell<Option<StreamJob>>,
+    /// Wakes the task; `None` while it is not waiting.
     waker: Cell<Option<Waker>>,
 }
 
@@ -61,6 +63,7 @@ async fn run_jobs(first_job: StreamJob) {
     let mut next_job = Some(first_job);
     while let Some(StreamJob { session, opened_stream }) = next_job {
         serve_stream(&session, &opened_stream).await;
+        // An idle task must not keep its last stream open.
         drop((session, opened_stream));
         next_job = match worker.task_pool.add_idle(&idle_task) {
             true => Some(idle_task.next_job().await),

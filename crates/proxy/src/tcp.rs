@@ -132,6 +132,7 @@ async fn forward_connection(
         (reader, MessageWriter::new(io.clone(), idle_timeout))
     };
     let outcome = match upstream {
+        // The client sent nothing during the protocol detection, so the server may send first.
         Ok((upstream_stream, _guards))
             if early_bytes.is_empty() && server_first::has_detected_protocol(session, &record) =>
         {
@@ -162,7 +163,7 @@ async fn forward_connection(
         Err(error) => Err(error.counted_reason()),
     };
     match outcome {
-        Ok(()) => record.mark_succeeded(),
+        Ok(()) => record.mark_completed(),
         Err(reason) => {
             record.reason = Some(reason);
             // The client receives a reset, which it can tell from a complete transfer.
@@ -211,6 +212,7 @@ impl TcpOpenError {
     ) -> Self {
         let is_repeatable = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
             || self.reason.retry() != RetryCondition::Never;
+        // The endpoint's sidecar has rejected the connection because its workload no longer has the port.
         let has_lost_port = self.rejection == Some(Reason::UnknownService);
         let outdated = Outdated::detect(&worker.config_store, config, priorities, has_lost_port);
         Self { outdated: outdated.filter(|_| is_repeatable), ..self }
@@ -342,7 +344,7 @@ impl<'a> ChosenPort<'a> {
         let called_has_faults =
             self.called_port.traffic_policy.as_ref().is_some_and(|policy| policy.faults.is_some());
         let faulty_port = if called_has_faults { self.called_port } else { self.port };
-        let has_faults = self.policies.0.is_some_and(|policy| policy.faults.is_some());
+        let has_faults = self.policies.traffic_policy.is_some_and(|policy| policy.faults.is_some());
         has_faults && PortFaults::REQUEST_NEED.rejects_bytes(faulty_port.protocol)
     }
 }
@@ -359,7 +361,7 @@ async fn open_at_any_endpoint(
         return Err(Reason::DeniedByPolicy.into());
     }
     let ChosenPort { port, policies, .. } = chosen_port;
-    let cluster = worker.cluster_for(policies.0, port, config.version);
+    let cluster = worker.cluster_for(policies.traffic_policy, port, config.version);
     let priorities = route::permitted_endpoints(worker, port, None)?;
     let mut limit_permit = match &cluster {
         None => None,
@@ -367,6 +369,7 @@ async fn open_at_any_endpoint(
     };
     let hash_selection = route::request_hash(config, port, policies, None);
     let mut tried_endpoint = None;
+    // Each turn tries one endpoint. The circuit breaker's permit is for the connection, not for an attempt.
     loop {
         let pick_result = pick_endpoint(
             worker,
@@ -395,6 +398,7 @@ async fn open_at_any_endpoint(
         AttemptTarget::Upstream(upstream)
             .record_outcome(worker, result.as_ref().map(|_| ()).map_err(|error| error.reason));
         let result = result.map(|stream| (stream, (in_flight, limit_permit.take())));
+        // No bytes of the client were sent, so the connection may be opened at another endpoint.
         let attempt = FailedAttempt {
             sent: SentPart::None,
             idempotent: false,

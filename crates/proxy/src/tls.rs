@@ -38,6 +38,7 @@ pub(crate) struct TlsConfigs(RefCell<CachedTlsConfigs>);
 /// The configurations built for one certificate.
 #[derive(Default)]
 struct CachedTlsConfigs {
+    /// The certificate of all configurations; `None` before the first.
     credential: Option<Arc<Credential>>,
     /// The server configuration for ports that accept mesh members only.
     members: Option<Arc<ServerConfig>>,
@@ -151,7 +152,7 @@ pub(crate) struct AcceptedConnection {
     pub(crate) client: TlsClient,
 }
 
-/// The client of a TLS session.
+/// The client of a TLS session, as its certificate identifies it.
 pub(crate) enum TlsClient {
     /// A mesh member with a certificate of the mesh.
     Member(VerifiedPeer),
@@ -174,7 +175,7 @@ impl TlsClient {
     }
 
     /// Returns the identity of a mesh member, the names of an external principal, and the expiry of the
-    /// certificate. Parts that do not apply to the client are `None` or empty.
+    /// certificate. Values that do not apply to the client are `None` or empty.
     pub(crate) fn into_parts(self) -> (Option<SpiffeId>, Arc<[Name]>, Option<Instant>) {
         match self {
             Self::Member(peer) => {
@@ -236,7 +237,8 @@ pub(crate) async fn accept_tls(
     let tls = handshake_result.map_err(|error| handshake::failure_reason(worker, &error))?;
     match identify_client(&tls, credential.roots(), accepted_clients, SystemTime::now()) {
         Ok(client) => {
-            // An error means that the socket is already closed, which its first read reports.
+            // The handshake has succeeded, so the connection closes in order again. An error means that the socket is
+            // already closed, which its first read reports.
             drop(SockRef::from(tls.get_ref().0).set_linger(None));
             Ok(AcceptedConnection { tls, client })
         }

@@ -75,6 +75,7 @@ fn traffic_series(change: &SeriesChange) -> TrafficSeries {
         port: labels.port,
         route: labels.route.parse().ok(),
         peer: labels.peer.split_once('/').and_then(parse_account),
+        // Byte streams, and requests of series with long-lived streams, are counted when they begin.
         opened: match (labels.protocol, change.streams_opened | change.streams_ended) {
             ("tcp" | "outside", _) => Some(change.opened),
             (_, 0) => None,

@@ -16,6 +16,7 @@ pub use crate::dns_proxy::DnsResponses;
 /// # Errors
 /// The reason of the response that the client receives.
 pub fn http2_request(mut parts: request::Parts) -> Result<(Bytes, bool), Reason> {
+    // The WebSocket key is fixed, so that the result depends only on the input.
     let is_upgrade = connect::rewrite_as_upgrade(&mut parts, || [0; 16]);
     head::request_to_http1(&parts).map(|bytes| (bytes.freeze(), is_upgrade))
 }

@@ -36,6 +36,7 @@ pub(crate) struct Upstream {
     pub(crate) endpoint: Arc<Endpoint>,
     /// The number of requests in flight.
     in_flight: Cell<u32>,
+    /// The latency statistics of the endpoint, from the requests of this thread.
     latency: Cell<EndpointLatency>,
     /// The time to which latency samples are relative.
     created_at: Instant,
@@ -76,7 +77,7 @@ pub(crate) enum Checkout {
     Http2(Http2Checkout),
 }
 
-/// The local application, at one of its addresses.
+/// The local application, or a server outside the mesh, at one address.
 pub(crate) struct Application {
     address: SocketAddr,
     protocol: ApplicationProtocol,
@@ -305,6 +306,7 @@ impl Upstream {
         }
     }
 
+    /// Returns the first link with room for another stream; `None` if there is none. Removes broken links.
     fn find_open_link(&self) -> Option<LinkHandle> {
         let mut links = self.links.borrow_mut();
         links.retain(|link| !link.is_broken());
@@ -357,7 +359,7 @@ impl Application {
     /// Returns a connection to the application, idle or new.
     pub(crate) async fn acquire(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
         if self.protocol == ApplicationProtocol::Http2 {
-            self.check_port(worker).await?;
+            self.await_port(worker).await?;
             let max_wait = worker.config.limits.connect_timeout;
             let checkout = self.http2_pool.acquire_within(self.address, worker, max_wait).await;
             // `UpstreamRefused` would be retried at another endpoint, but there is only one application.
@@ -384,7 +386,7 @@ impl Application {
     }
 
     /// Waits for an application that is starting, and rejects a port that another process holds.
-    async fn check_port(&self, worker: &Worker) -> Result<(), Reason> {
+    async fn await_port(&self, worker: &Worker) -> Result<(), Reason> {
         let application_ports = &worker.config_store.application_ports;
         if self.is_external || !application_ports.may_be_closed() {
             return Ok(());
@@ -397,7 +399,7 @@ impl Application {
         &self,
         worker: &Rc<Worker>,
     ) -> Result<Http1Upstream, Reason> {
-        self.check_port(worker).await?;
+        self.await_port(worker).await?;
         let max_wait = worker.config.limits.connect_timeout;
         let mut connection = connect::connect_application(self.address, worker, max_wait).await?;
         connection.reader.is_tolerant = !self.is_external;

@@ -28,6 +28,7 @@ impl VirtualAddresses {
     /// Parses the output of [`Self::to_text`]; invalid lines are skipped.
     pub(crate) fn from_text(text: &str) -> Self {
         let mut table = AddressTable::default();
+        // The two tables, of assigned and of evicted addresses, have at most this number of lines together.
         for line in text.lines().take(2 * MAX_VIRTUAL_ADDRESSES) {
             let (line, is_evicted) = match line.strip_prefix(EVICTED_PREFIX) {
                 Some(line) => (line, true),
@@ -141,6 +142,7 @@ pub(crate) enum AddressAssignment {
 /// collide.
 fn hash_service(service: &ServiceName) -> u32 {
     let text = service.to_string();
+    // The offset basis and the prime of FNV-1a with 32 bits.
     text.bytes()
         .fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

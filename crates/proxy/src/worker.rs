@@ -67,7 +67,7 @@ pub(crate) struct Worker {
     pub(crate) check_services: CheckServices,
     /// The parsed keys of token issuers.
     jwt_keys: RefCell<Vec<ParsedKeys>>,
-    /// The ejected endpoints of all threads.
+    /// The ejected endpoints of all threads, for the admin endpoint.
     pub(crate) ejected_endpoints: Arc<EjectedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
     /// Cluster states, by the memory address of their traffic policy.
@@ -84,6 +84,7 @@ pub(crate) struct Worker {
     pub(crate) mirrors_in_flight: Rc<Cell<usize>>,
     /// The configuration version for which removed endpoints were last retired.
     retired_version: Cell<u64>,
+    /// The number of requests and byte streams in progress.
     exchanges_in_progress: Cell<usize>,
     /// Notified when no exchange is in progress.
     exchanges_ended: Notify,
@@ -93,13 +94,13 @@ pub(crate) struct Worker {
 
 /// The parsed keys of an issuer.
 struct ParsedKeys {
-    /// The JWKS document.
+    /// The JWKS document. Its memory address identifies the entry.
     jwks: Arc<str>,
     /// `None` if no key of the document can verify tokens.
     keys: Option<Rc<JwtKeys>>,
 }
 
-/// The parts of a worker that are shared with other threads or created for it.
+/// The arguments of [`Worker::new`]: the state shared with other threads, and the metrics and seed of this thread.
 pub(crate) struct WorkerParts {
     pub(crate) config: Arc<Config>,
     pub(crate) config_store: Arc<ConfigStore>,
@@ -157,6 +158,7 @@ impl Worker {
             retired_version: Cell::new(0),
             exchanges_in_progress: Cell::new(0),
             exchanges_ended: Notify::new(),
+            // The generator would return only zeros from a state of 0.
             random_state: Cell::new(seed | 1),
         })
     }
@@ -228,7 +230,7 @@ impl Worker {
         let existing = self.upstreams.borrow().get(&endpoint.id).cloned();
         let is_same = |existing: &&Rc<Upstream>| {
             Arc::ptr_eq(&existing.endpoint, endpoint)
-                || existing.endpoint.has_same_address(endpoint)
+                || existing.endpoint.is_same_upstream(endpoint)
         };
         if let Some(upstream) = existing.as_ref().filter(is_same) {
             return upstream.clone();

@@ -31,7 +31,8 @@ pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxErr
 /// See [`parse_documents`].
 pub(crate) fn parse_unexpanded_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
     let cleaned_text = &*remove_byte_order_marks(text);
-    // The parser looks ahead to the end of a flow list or map, because it may be a key.
+    // The parser looks ahead to the end of a flow list or map, because it may be a key. This bound limits the memory for
+    // that.
     let bracket_count = cleaned_text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
     if bracket_count > MAX_BRACKETS {
         let problem = format!("has more than {MAX_BRACKETS} commas and brackets");
@@ -47,7 +48,7 @@ pub(crate) fn parse_unexpanded_documents(text: &str) -> Result<Vec<DocumentNode>
         Some(_) => replace_surrogates(cleaned_text),
         None => Cow::Borrowed(cleaned_text),
     };
-    let mut remaining_bytes = MAX_REREAD_BYTES;
+    let mut remaining_reread_bytes = MAX_REREAD_BYTES;
     loop {
         let mut builder = TreeBuilder::default();
         let Some(error) = parse_into(&mut builder, &yaml_text)? else {
@@ -55,9 +56,9 @@ pub(crate) fn parse_unexpanded_documents(text: &str) -> Result<Vec<DocumentNode>
         };
         // A text with tabs after a colon is parsed again from the start, with spaces in their place.
         let corrected_text = replace_tabs(&yaml_text, &error);
-        match (corrected_text, remaining_bytes.checked_sub(yaml_text.len())) {
+        match (corrected_text, remaining_reread_bytes.checked_sub(yaml_text.len())) {
             (Some(corrected_text), Some(bytes_after_reread)) => {
-                (yaml_text, remaining_bytes) = (corrected_text.into(), bytes_after_reread);
+                (yaml_text, remaining_reread_bytes) = (corrected_text.into(), bytes_after_reread);
             }
             _ => return Err(furthest_error(json_error, SyntaxError::from_scan_error(&error))),
         }
@@ -252,6 +253,7 @@ impl TextPosition {
 
     fn from_span(span: Span) -> Self {
         let to_u32 = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        // The parser counts lines from 1, but columns from 0.
         let column = to_u32(span.start.col()).saturating_add(1);
         Self { line: to_u32(span.start.line()), column }
     }
@@ -288,7 +290,7 @@ struct TreeBuilder {
 /// A list or map that is not closed yet.
 struct OpenCollection {
     position: TextPosition,
-    /// The parser's anchor number; 0 without an anchor.
+    /// The parser's anchor number, or [`NO_ANCHOR`].
     anchor: usize,
     /// The tag, unless it is that of an ordinary list or map.
     tag: Option<String>,
@@ -398,7 +400,7 @@ impl TreeBuilder {
             NodeValue::MergeKey => NodeValue::Text(merge::MERGE_KEY.to_owned()),
             value => value.clone(),
         };
-        self.add_to_parent(DocumentNode { position, value }, 0)
+        self.add_to_parent(DocumentNode { position, value }, NO_ANCHOR)
     }
 
     /// Adds a complete node to the innermost open list or map, or as a document if none is open.
@@ -408,7 +410,7 @@ impl TreeBuilder {
             let problem = format!("has more than {MAX_NODES} values");
             return Err(SyntaxError::new(node.position, problem, "split the file"));
         }
-        if anchor != 0 {
+        if anchor != NO_ANCHOR {
             self.copied_bytes = self.copied_bytes.saturating_add(copy_size(&node));
             self.anchors.insert(anchor, node.clone());
         }
@@ -521,9 +523,11 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of bytes that aliases copy in one file; it stops "billion laughs" attacks.
 const MAX_COPIED_BYTES: usize = 1 << 20;
 
+/// The parser's anchor number of a node without an anchor.
+const NO_ANCHOR: usize = 0;
 /// The parser's error for a tab after a colon.
 const TAB_AFTER_COLON: &str = "':' must be followed by a valid YAML whitespace";
-/// Maximum number of bytes of one file that are parsed again because of tabs.
+/// Maximum number of bytes of one file that are parsed again because of tabs: each tab causes another parse of the file.
 const MAX_REREAD_BYTES: usize = 64 << 20;
 /// U+FEFF, with which some editors begin UTF-8 files.
 const BYTE_ORDER_MARK: char = '\u{feff}';

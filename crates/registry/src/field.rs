@@ -40,7 +40,7 @@ pub(crate) struct DiagnosticCollector {
     warnings: RefCell<Vec<FieldDiagnostic>>,
 }
 
-/// A problem of one field, with its position and a hint.
+/// A problem or warning about one field, with its position and a hint.
 pub(crate) struct FieldDiagnostic {
     pub(crate) position: TextPosition,
     /// The path of the field, such as `spec.rules[0]`; empty for the whole document.
@@ -59,7 +59,7 @@ impl DiagnosticCollector {
         Self { directory, problems: RefCell::default(), warnings: RefCell::default() }
     }
 
-    /// True if the document is rejected.
+    /// True if the document has a problem, and is therefore rejected.
     pub(crate) fn is_rejected(&self) -> bool {
         !self.problems.borrow().is_empty()
     }

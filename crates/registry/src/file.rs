@@ -241,6 +241,7 @@ impl FileSource {
         let (mut rejected, name_warnings) = (scan.rejected, scan.warnings);
         let mut previous_files = std::mem::take(&mut self.files);
         let mut uncertain_files = std::mem::take(&mut self.uncertain_files);
+        // A file that cannot be read, or may be incomplete, keeps its previous documents.
         for (path, content) in scan.files {
             let previous_documents = previous_files.remove(&path).unwrap_or_default();
             let documents = match content {
@@ -291,6 +292,7 @@ impl FileSource {
         self.reported_objects = current_objects;
         rejected.sort();
         let (object_count, locations) = (self.reported_objects.len(), self.object_locations());
+        // `watch_source` sets the time of the event.
         let first_event_at = None;
         RegistryUpdate { changes, rejected, warnings, object_count, locations, first_event_at }
     }
@@ -374,9 +376,10 @@ impl FileSource {
     }
 }
 
-/// Returns the documents currently in a file; none if it cannot be read.
+/// Returns the documents currently in a file; none if it cannot be read or parsed.
 fn read_documents(file: &Path) -> Vec<DocumentNode> {
-    match scan::read_file(file, &mut MAX_FILE_BYTES.clone()) {
+    let mut remaining_bytes = MAX_FILE_BYTES;
+    match scan::read_file(file, &mut remaining_bytes) {
         FileContent::Text(text) => parse_documents(&text).unwrap_or_default(),
         FileContent::Unreadable(_) | FileContent::Absent => Vec::new(),
     }
@@ -530,7 +533,7 @@ fn compare_objects(
     removals.chain(upserts).collect()
 }
 
-/// A lookup of the lines of fields. It reads each file again, once, because sources do not store the lines of fields.
+/// A lookup of the lines of fields. It reads each file once more, because sources do not store the lines of fields.
 #[derive(Debug, Default)]
 pub struct FieldLines(BTreeMap<PathBuf, Vec<DocumentNode>>);
 

@@ -301,7 +301,7 @@ fn replace_scalar(value: &mut NodeValue, replacement: &Replacement) -> bool {
 
 /// The start of the problem text for a duplicate key.
 pub(crate) const DUPLICATE_KEY: &str = "is defined twice";
-/// Maximum number of proposed maps that are verified per document.
+/// Maximum number of proposed maps that are verified per document: each verification reads the whole document again.
 const MAX_MAP_ATTEMPTS: usize = 16;
 
 #[cfg(test)]

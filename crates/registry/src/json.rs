@@ -8,8 +8,8 @@ use crate::document::{DocumentNode, NodeValue, TextPosition};
 use crate::kinds::{self, gateway_route::GatewayRoute};
 use crate::rejections::{RejectedDocument, Warning};
 
-/// Reads one complete object: `apiVersion`, `kind`, `metadata` and `spec`. Locations contain the object and the
-/// field, but no file and line.
+/// Reads one complete object: `apiVersion`, `kind`, `metadata` and `spec`. The caller adds the creation time with
+/// [`Object::set_created`]. Locations contain the object and the field, but no file and line.
 ///
 /// # Errors
 /// All problems of the object; at least one rejection.

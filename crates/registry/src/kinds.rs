@@ -1,4 +1,6 @@
 //! Reads documents of all supported kinds: kind and metadata here, and the `spec` in the module of the kind.
+//!
+//! A reader continues after an invalid field if it can, so that all problems of a document are reported together.
 
 mod access_cert;
 mod access_policy;
@@ -51,7 +53,6 @@ use std::collections::BTreeMap;
 use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 
 use self::gateway_route::GatewayRoute;
-use self::other_kinds::reject_other_kinds;
 use crate::document::{DocumentNode, LIST_FIELDS, NodeValue, TextPosition};
 use crate::field::{DiagnosticCollector, Field, FieldDiagnostic, MapFields};
 use crate::hint;
@@ -501,6 +502,7 @@ fn reject_list(fields: &MapFields<'_>) {
         version.read_choice(&[("v1", ())]);
     }
     let items = fields.require("items").and_then(|items| items.read_list(usize::MAX));
+    // Reports the items that are not maps.
     for item in items.into_iter().flatten() {
         item.read_any_fields();
     }
@@ -562,9 +564,7 @@ fn read_metadata(kind: DocumentKind, metadata: &Field<'_>) -> Option<ObjectMetad
 }
 
 fn find_entry<'a>(node: &'a DocumentNode, key: &str) -> Option<&'a DocumentNode> {
-    let NodeValue::Map(map) = &node.value else {
-        return None;
-    };
+    let NodeValue::Map(map) = &node.value else { return None };
     let entry =
         map.iter().find(|(name, _)| matches!(&name.value, NodeValue::Text(text) if text == key));
     let (_, value) = entry?;

@@ -74,6 +74,7 @@ pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
             Object::GatewayTcpRoute(route) => index.lint_gateway_tcp_route(route, &mut collector),
             Object::HttpRouteGroup(group) => anchoring::lint_group(group, &mut collector),
             Object::AccessCert(cert) => index.lint_access_cert(cert, &mut collector),
+            // These objects are only looked up in the checks of other objects.
             Object::TcpRoute(_) | Object::ReferenceGrant(_) | Object::Gateway(_) => {}
             Object::Ingress(policy) => index.lint_ingress(policy, &mut collector),
             Object::Egress(policy) => index.lint_egress(policy, &mut collector),
@@ -285,7 +286,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
-    /// Warns about missing parents and backends of a `TLSRoute`.
+    /// Warns about missing parents and backends of a `TLSRoute`, which has one rule, with the index 0.
     fn lint_tls_route(&self, route: &TlsRoute, collector: &mut WarningCollector<'_>) {
         self.lint_parents(&route.parents, collector);
         self.lint_backends(0, &route.rule.backends, collector);

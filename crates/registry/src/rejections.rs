@@ -65,6 +65,7 @@ impl DocumentLocation {
         let (kind, name) = object_text.split_once(' ').unwrap_or((&object_text, ""));
         let (namespace, name) = match name.split_once('/') {
             Some((namespace, name)) => (Some(namespace), Some(name)),
+            // A `MeshConfig` has no namespace, and its name makes no difference.
             None => (None, None),
         };
         Self {

@@ -109,6 +109,7 @@ async fn wait_until_replaced(identities: DirectoryIdentities) {
                 .iter()
                 .any(|(path, identity)| DirectoryIdentity::from_path(path).ok() != *identity)
         });
+        // After a failed check, the files are read: a needless reading is harmless.
         if replacement_check.await.unwrap_or(true) {
             return;
         }
@@ -202,6 +203,7 @@ impl DirectoryWatches {
             // Every directory is watched anew, because another one of the same name may have replaced it.
             match watcher.watch(directory, RecursiveMode::NonRecursive) {
                 Ok(()) => {}
+                // The watch of its parent directory reports its creation.
                 Err(error) if is_missing_directory(&error) => {}
                 Err(error) => {
                     if !self.needs_polling {

@@ -54,7 +54,7 @@ pub struct AccessLogEntry<'a> {
     pub time_to_first_byte: Option<Duration>,
     /// The time from the last request byte sent to the first response byte received.
     pub upstream_time: Option<Duration>,
-    /// The number of retries.
+    /// The number of attempts after the first, also those of a hedge.
     pub retries: u8,
     /// `won` or `lost` for a hedged second attempt; empty without a second attempt.
     pub hedge: &'a str,
@@ -207,7 +207,7 @@ pub fn write_fields<'n>(
     line.output.push('\n');
 }
 
-/// A part of a line template.
+/// A part of a line template: literal text, or a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TemplatePart<'a> {
     /// Literal text.

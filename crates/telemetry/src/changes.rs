@@ -16,7 +16,9 @@ use crate::telemetry::Telemetry;
 #[derive(Debug)]
 pub struct ChangeTracker {
     telemetry: Arc<Telemetry>,
+    /// The values of each series when it was last reported.
     previous_values: BTreeMap<RequestLabels, SeriesValues>,
+    /// The total matches of each rule when it was last reported.
     previous_rule_matches: BTreeMap<RuleLabels, u64>,
 }
 
@@ -119,6 +121,7 @@ fn merge_smallest(series: &mut Vec<SeriesChange>, max_series: usize) -> usize {
     series.sort_by_key(|change| {
         std::cmp::Reverse(change.request_count().max(change.opened).max(change.streams_opened))
     });
+    // Leaves room for one merged series of each direction.
     let mut smallest = series.split_off(max_series.saturating_sub(DIRECTION_COUNT));
     let overflowed = smallest.len();
     let mut merged_series: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
@@ -174,9 +177,11 @@ struct SeriesValues {
     opened: u64,
     streams_opened: u64,
     streams_ended: u64,
+    /// The number of requests of each outcome, ordered by outcome.
     outcomes: Vec<(OutcomeKey, u64)>,
     bytes_in: u64,
     bytes_out: u64,
+    /// The number and count of each non-empty bucket of the durations, in order of the numbers.
     buckets: Vec<(u8, u64)>,
 }
 

@@ -37,6 +37,7 @@ impl ExemplarCell {
     pub(crate) fn write(&self, exemplar: &Exemplar) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        // A reader that sees one of the following values also sees the odd version.
         fence(Ordering::Release);
         let trace = exemplar.trace.0.get();
         self.trace[0].store((trace >> 64) as u64, Ordering::Relaxed);
@@ -55,6 +56,7 @@ impl ExemplarCell {
         let span_bits = self.span.load(Ordering::Relaxed);
         let duration = Duration::from_micros(self.duration_us.load(Ordering::Relaxed));
         let ended_since_epoch = Duration::from_micros(self.ended_us.load(Ordering::Relaxed));
+        // The second reading of the version must not precede the readings of the values.
         fence(Ordering::Acquire);
         let version_after = self.version.load(Ordering::Relaxed);
         let trace = std::num::NonZeroU128::new(u128::from(high) << 64 | u128::from(low))?;

@@ -14,6 +14,7 @@ pub use sparse::{SparseHistogram, bucket_duration};
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
+    /// The sum of the durations, in microseconds.
     sum_us: u64,
 }
 
@@ -68,7 +69,7 @@ impl Histogram {
         Duration::ZERO
     }
 
-    /// Returns the non-empty buckets, in order of their numbers.
+    /// Returns the number and count of each non-empty bucket, in order of the numbers.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = (u8, u64)> + '_ {
         let numbered_counts = (0..).zip(self.counts.iter());
         numbered_counts.filter(|(_, count)| **count > 0).map(|(bucket, count)| (bucket, *count))

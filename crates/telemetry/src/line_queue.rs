@@ -23,7 +23,7 @@ struct QueueShared {
     state: Mutex<QueueState>,
     /// Notified when lines are queued, and when a write has completed.
     changed: Condvar,
-    /// The counter of dropped lines.
+    /// The counter of dropped lines: [`LINES_DROPPED`], except in tests.
     dropped_counter: &'static AtomicU64,
 }
 
@@ -77,7 +77,7 @@ impl LineQueue {
     /// Adds whole lines without waiting.
     ///
     /// # Errors
-    /// [`QueueFull`] if the lines do not fit. The caller retries, or counts them with [`LineQueue::drop_line`].
+    /// [`QueueFull`] if the lines do not fit. The caller retries, or counts them with [`LineQueue::count_dropped_line`].
     pub fn push(&self, lines: &[u8]) -> Result<(), QueueFull> {
         let mut state = self.0.lock();
         if state.is_closed {
@@ -97,12 +97,12 @@ impl LineQueue {
     /// Adds whole lines. If the lines do not fit, they are dropped and counted as one line.
     pub fn push_or_drop(&self, lines: &[u8]) {
         if self.push(lines).is_err() {
-            self.drop_line();
+            self.count_dropped_line();
         }
     }
 
     /// Counts a dropped line.
-    pub fn drop_line(&self) {
+    pub fn count_dropped_line(&self) {
         self.0.dropped_counter.fetch_add(1, Ordering::Relaxed);
         let mut state = self.0.lock();
         state.unreported_count = state.unreported_count.saturating_add(1);

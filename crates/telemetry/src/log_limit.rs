@@ -11,6 +11,7 @@ pub struct LogLimits<K>(Mutex<PeerLimits<K>>);
 /// The limits of the peers in the table, and the shared limit of all other peers.
 #[derive(Debug)]
 struct PeerLimits<K> {
+    /// The limits of at most [`MAX_PEERS`] peers.
     limits_by_peer: BTreeMap<K, LogLimit>,
     /// The shared limit of all peers without room in the table.
     overflow: LogLimit,
@@ -99,7 +100,7 @@ const BURST_LINES: u32 = 16;
 /// The average interval between lines of one peer.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The maximum number of peers with their own limit.
+/// The maximum number of peers with their own limit; the other peers share a limit.
 const MAX_PEERS: usize = 1024;
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub trait MetricVisitor {
     );
 }
 
-/// A value of a metric.
+/// A value of a counter or a gauge.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetricValue {
     /// A number of items or bytes.
@@ -49,7 +49,7 @@ impl fmt::Display for MetricValue {
     }
 }
 
-/// Durations in the exposed buckets.
+/// A histogram of durations, converted to the buckets that are exposed.
 #[derive(Debug, Clone, Copy)]
 pub struct DurationBuckets<'a> {
     histogram: &'a Histogram,
@@ -65,7 +65,7 @@ impl<'a> DurationBuckets<'a> {
         Self { histogram, upper_limits, exemplars: &[] }
     }
 
-    /// Returns the sum of the durations.
+    /// Returns the sum of all recorded durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         self.histogram.sum()
@@ -214,6 +214,7 @@ fn with_labels(
     let RequestLabels { direction, service, port, route, peer, protocol } = labels;
     let port = port.to_string();
     let values = [*direction, service, &port, route, peer, *protocol];
+    // The labels of all request metrics begin with those of this metric, which has no others.
     let series_labels = REQUEST_BYTES.labels.iter().copied().zip(values);
     use_labels(&series_labels.chain(additional_labels.iter().copied()).collect::<Vec<_>>());
 }
@@ -234,7 +235,7 @@ pub(crate) fn exposed_bucket(duration: Duration) -> usize {
     BUCKET_LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(BUCKET_LIMITS.len())
 }
 
-/// The number of exposed buckets.
+/// The number of exposed buckets, with the last bucket, which has no limit.
 pub(crate) const EXPOSED_BUCKETS: usize = BUCKET_LIMITS.len() + 1;
 
 /// The upper limits of the exposed buckets: most are in the typical range of requests through sidecars.

@@ -7,20 +7,20 @@ mod page;
 
 pub use self::page::render_document;
 
-/// A metric family.
+/// A metric family: all values with the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MetricFamily {
-    /// The name of the metric.
+    /// The name, such as `leno_requests_total`; that of a counter ends in `_total`.
     pub name: &'static str,
-    /// The kind of the metric.
+    /// The kind, for `TYPE` and `docs/metrics.md`.
     pub kind: MetricKind,
-    /// The names of the labels.
+    /// The names of the labels, in the order of their values.
     pub labels: &'static [&'static str],
     /// The description for `HELP` and `docs/metrics.md`.
     pub help: &'static str,
 }
 
-/// The kind of a metric.
+/// The kind of a metric, as in the exposition formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
     /// A value that only increases until the process ends.
@@ -93,7 +93,7 @@ macro_rules! closed_list {
                 help: $help,
             },)+];
 
-            /// Returns the name of the metric.
+            /// Returns the name of the metric to which the value belongs.
             #[must_use]
             pub const fn metric(self) -> &'static str {
                 match self { $($(Self::$variant => $metric,)+)+ }

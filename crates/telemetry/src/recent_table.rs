@@ -18,7 +18,7 @@ pub struct RecentTable<K, V, const MAX: usize> {
 #[derive(Debug)]
 struct TableEntry<V> {
     value: V,
-    /// The number of the last use.
+    /// The number of the last use, a key of `keys_by_last_use`.
     last_use: u64,
 }
 
@@ -83,7 +83,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         self.entries.contains_key(key)
     }
 
-    /// Removes an entry.
+    /// Removes the entry of a key, and returns its value; `None` if the key has no entry.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let entry = self.entries.remove(key)?;
         self.keys_by_last_use.remove(&entry.last_use);
@@ -107,7 +107,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         self.entries.iter().map(|(key, entry)| (key, &entry.value))
     }
 
-    /// Returns the keys in a range.
+    /// Returns the keys in a range, in key order. This does not count as a use.
     pub fn keys_in(&self, range: impl RangeBounds<K>) -> impl Iterator<Item = &K> {
         self.entries.range(range).map(|(key, _)| key)
     }

@@ -42,8 +42,9 @@ impl RuleNumber {
 /// The numbers of all rules that ever matched.
 #[derive(Debug, Default)]
 pub(crate) struct RuleNumbers {
+    /// The number of each rule within the limit.
     numbers: HashMap<RuleLabels, RuleNumber>,
-    /// The labels of each rule, in order of the numbers.
+    /// The labels of each rule, in order of the numbers. The first are those of the rules beyond the limit.
     labels: Vec<RuleLabels>,
 }
 
@@ -54,6 +55,7 @@ impl RuleNumbers {
         if let Some(number) = self.numbers.get(labels) {
             return *number;
         }
+        // The first number is that of all rules beyond the limit.
         if self.labels.is_empty() {
             let name = OVERFLOW_NAME.to_owned();
             self.labels.push(RuleLabels { name, ..RuleLabels::default() });
@@ -62,6 +64,7 @@ impl RuleNumbers {
             return RuleNumber::OVERFLOW;
         }
         self.labels.push(labels.clone());
+        // At most `MAX_RULES`, so the conversion cannot fail.
         let number = RuleNumber(u32::try_from(self.labels.len()).unwrap_or(1));
         self.numbers.insert(labels.clone(), number);
         number
@@ -86,6 +89,7 @@ impl RuleCells {
 
     /// Counts a match. Only one thread may call this: the one that owns the shard with these cells.
     pub(crate) fn add(&self, number: RuleNumber) {
+        // Numbers begin at 1, indices at 0.
         let index = (number.0 as usize).wrapping_sub(1);
         if let Some(row) = self.rows.get(index / ROW_CELLS) {
             row.get_or_init(|| Box::new(cell_array()))[index % ROW_CELLS].add(1);

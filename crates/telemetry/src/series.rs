@@ -51,7 +51,9 @@ impl RequestLabels {
 /// The ID of a series in one shard; valid only for this shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SeriesId {
+    /// The number of the shard.
     pub(crate) shard: u32,
+    /// The position of the series in the shard.
     pub(crate) index: u32,
 }
 
@@ -93,7 +95,7 @@ pub struct SeriesSummary {
     /// The number of completed requests without a failure of the mesh, without a status of 500 or more, and
     /// without a gRPC status that is [the server's fault](GrpcStatus::is_failure).
     pub success: u64,
-    /// The failures with a reason.
+    /// The number of requests of each failure reason and status class.
     pub failures: Vec<FailureCount>,
     /// The median duration.
     pub p50: Duration,
@@ -220,6 +222,7 @@ impl SeriesCells {
 #[derive(Debug)]
 pub(crate) struct SeriesTotals {
     pub(crate) labels: RequestLabels,
+    /// The number of completed requests by outcome.
     pub(crate) requests: BTreeMap<OutcomeKey, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
@@ -230,6 +233,7 @@ pub(crate) struct SeriesTotals {
     /// Completed streams of requests.
     pub(crate) streams_ended: u64,
     pub(crate) durations: Histogram,
+    /// The traffic that a dry-run policy would deny, by reason.
     pub(crate) dry_run_denials: BTreeMap<&'static str, u64>,
     /// The newest exemplar of each bucket.
     pub(crate) exemplars: [Option<Exemplar>; EXPOSED_BUCKETS],

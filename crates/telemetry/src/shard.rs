@@ -22,6 +22,7 @@ pub struct MetricsShard {
     number: u32,
     cells: Arc<ShardCells>,
     series: RefCell<ShardSeries>,
+    /// The numbers of the rules that this shard has counted, cached from the telemetry.
     rules: RefCell<HashMap<RuleLabels, RuleNumber>>,
 }
 
@@ -89,8 +90,8 @@ impl MetricsShard {
         }
     }
 
-    /// Counts a request that was allowed because `defaultPolicy` is `dry-run`, and would be denied otherwise. For `series` see
-    /// [`record_request`](Self::record_request).
+    /// Counts a request that was allowed because `defaultPolicy` is `dry-run`, and would be denied otherwise. For
+    /// `series` see [`record_request`](Self::record_request).
     pub fn count_dry_run_denial(&self, series: SeriesId, reason: &'static str) {
         let own_series = self.series.borrow();
         let cells = own_series.cells.get(series.index as usize);
@@ -137,14 +138,14 @@ impl MetricsShard {
         self.cells.rules.add(rule);
     }
 
-    /// Counts an opened connection.
-    pub fn connection_opened(&self, side: ConnectionSide) {
+    /// Counts an opened connection, which is open until [`Self::count_connection_closed`].
+    pub fn count_connection_opened(&self, side: ConnectionSide) {
         self.add(side.opened_counter(), 1);
         self.increment(side.open_gauge(), 1);
     }
 
-    /// Counts a closed connection.
-    pub fn connection_closed(&self, side: ConnectionSide) {
+    /// Counts a closed connection, which another shard may have opened.
+    pub fn count_connection_closed(&self, side: ConnectionSide) {
         self.decrement(side.open_gauge(), 1);
     }
 
@@ -198,6 +199,7 @@ impl Telemetry {
 /// The series that this shard has counted, by their labels and by index.
 #[derive(Default)]
 struct ShardSeries {
+    /// The counts, by the index in [`SeriesId`].
     cells: Vec<Arc<SeriesCells>>,
     ids: HashMap<RequestLabels, SeriesId>,
 }

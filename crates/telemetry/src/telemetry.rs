@@ -142,6 +142,7 @@ impl Telemetry {
 /// The series, shards and rules of a process.
 #[derive(Debug, Default)]
 struct MetricRegistry {
+    /// The counts of each series, one for each shard that has counted it.
     series: BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>>,
     shards: Vec<Arc<ShardCells>>,
     rules: RuleNumbers,

@@ -7,6 +7,7 @@ use std::fmt;
 /// marks.
 #[must_use]
 pub fn is_terminal_control(character: char) -> bool {
+    // U+2028 and U+2029 separate lines and paragraphs; the other characters change the direction of text.
     character.is_control()
         || matches!(
             character,

@@ -39,9 +39,9 @@ pub struct TraceContext {
 /// The sampling decision of the sender of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SamplingDecision {
-    /// The trace is sampled.
+    /// The trace is sampled, which the receiver adopts.
     Sampled,
-    /// The trace is not sampled.
+    /// The trace is not sampled, which the receiver adopts.
     NotSampled,
     /// The receiver decides; B3 only.
     Deferred,
@@ -49,7 +49,7 @@ pub enum SamplingDecision {
     Debug,
 }
 
-/// The propagation formats of a context.
+/// The propagation formats of a context, each true if it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PropagationFormats {
     /// `traceparent`.
@@ -71,8 +71,11 @@ pub struct TraceSpan {
     pub parent: Option<SpanId>,
     /// True if the trace is sampled.
     pub is_sampled: bool,
+    /// True if the sender has set the debug flag of B3.
     is_debug: bool,
+    /// True if the trace ID is written with 16 digits in B3, as it was received.
     has_short_trace_id: bool,
+    /// The formats in which the context is forwarded.
     formats: PropagationFormats,
     /// The names of the received headers that are replaced or removed.
     replaced_headers: &'static [&'static str],

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use leno_model::{
-    Access, AllowedWords, Authorization, CheckService, CheckServiceAddress, Cors, Descriptor,
+    Access, AllowedNames, Authorization, CheckService, CheckServiceAddress, Cors, Descriptor,
     DescriptorEntry, DescriptorValue, FailureMode, FixedResponse, GlobalLimit, HedgeRule,
     JwtValidation, OriginPattern, PathMatch, PortCheck, PortLimits, RateLimits, RequestCheck,
     RequestMatch, RetryRule, Server, ServicePolicyKind, ServicePolicyName, TokenRequirement,
@@ -49,9 +49,9 @@ pub(crate) fn cors_rule() -> Cors {
     Cors {
         origins: vec![OriginPattern::new("https://shop.example").expect("an origin")],
         allows_credentials: false,
-        methods: AllowedWords::Only(vec!["PUT".to_owned(), "DELETE".to_owned()]),
-        headers: AllowedWords::default(),
-        exposed_headers: AllowedWords::default(),
+        methods: AllowedNames::Only(vec!["PUT".to_owned(), "DELETE".to_owned()]),
+        headers: AllowedNames::default(),
+        exposed_headers: AllowedNames::default(),
         max_age_seconds: 5,
     }
 }

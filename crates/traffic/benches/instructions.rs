@@ -2,7 +2,7 @@
 //!
 //! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C library counts
 //! differently: update the numbers in a separate commit. `./test instructions` prints the counts; copy each
-//! into the `measured` of its benchmark.
+//! count into the `limited_to` of its benchmark.
 #![allow(
     clippy::allow_attributes_without_reason,
     missing_docs,
@@ -50,7 +50,7 @@ fn route_among(routes: PortRoutes, sample: SampleRequest) -> (PortRoutes, Sample
     (routes, sample)
 }
 
-// Against ten policies, three of which name the peer: the last of them allows the request, or none does.
+// By ten policies, three of which name the peer: the last of the three allows the request, or no policy allows it.
 #[library_benchmark]
 #[bench::allowed(args = (compile_access("/reviews/42"), sample_request("/reviews/42")), config = limited_to(1_221))]
 #[bench::denied(args = (compile_access("/reports/42"), sample_request("/reports/42")), config = limited_to(1_144))]
@@ -74,8 +74,8 @@ fn pick_endpoint(endpoints: TenCandidates) -> (TenCandidates, usize) {
 }
 
 library_benchmark_group!(
-    name = stations,
+    name = traffic_decisions,
     benchmarks = [route, route_among, authorize, pick_endpoint]
 );
 
-gungraun::main!(library_benchmark_groups = stations);
+gungraun::main!(library_benchmark_groups = traffic_decisions);

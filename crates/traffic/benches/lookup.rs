@@ -105,7 +105,7 @@ fn denying_policy(
 #[library_benchmark]
 #[bench::of_10(args = (ingress_rules(10), request_below_path(10)), config = limited_to(900))]
 #[bench::of_10000(args = (ingress_rules(10_000), request_below_path(10_000)), config = limited_to(614))]
-fn opening(input: AccessAndPermit, sample: SampleRequest) -> (AccessAndPermit, SampleRequest) {
+fn ingress_rule(input: AccessAndPermit, sample: SampleRequest) -> (AccessAndPermit, SampleRequest) {
     let (access, permit) = &input;
     let decision = access.authorize_request(permit, &sample.request_view());
     assert!(black_box(decision).is_ok());
@@ -116,7 +116,7 @@ fn opening(input: AccessAndPermit, sample: SampleRequest) -> (AccessAndPermit, S
 #[library_benchmark]
 #[bench::of_10(args = (policies_of_peers(10)), config = limited_to(5_623))]
 #[bench::of_10000(args = (policies_of_peers(10_000)), config = limited_to(1_632))]
-fn peer((access, peer): AccessAndPeer) -> AccessAndPeer {
+fn connection_of_peer((access, peer): AccessAndPeer) -> AccessAndPeer {
     let permit = access.authorize_connection(Some(black_box(&peer)), PORT);
     assert!(black_box(permit).is_ok());
     (access, peer)
@@ -126,7 +126,7 @@ fn peer((access, peer): AccessAndPeer) -> AccessAndPeer {
 #[library_benchmark]
 #[bench::of_10(args = (ingress_rules_by_address(10)), config = limited_to(2_014))]
 #[bench::of_10000(args = (ingress_rules_by_address(10_000)), config = limited_to(2_553))]
-fn pending_connection((access, origin): AccessAndOrigin) -> AccessAndOrigin {
+fn connection_from_address((access, origin): AccessAndOrigin) -> AccessAndOrigin {
     let permit = access.authorize_connection_from(None, PORT, Some(black_box(origin.clone())));
     assert!(black_box(permit).is_ok());
     (access, origin)
@@ -183,7 +183,7 @@ fn rate_limit_by_caller(
     (limits, input)
 }
 
-// A FaultInjection with rules for one exact path each; no fault is drawn.
+// A FaultInjection with rules for one exact path each; no fault is selected.
 #[library_benchmark]
 #[bench::of_10(args = (path_faults(10), (request_below_path(10), service_account())), config = limited_to(714))]
 #[bench::of_10000(args = (path_faults(10_000), (request_below_path(10_000), service_account())), config = limited_to(457))]
@@ -252,9 +252,9 @@ library_benchmark_group!(
         access_policy,
         shared_policy,
         denying_policy,
-        opening,
-        peer,
-        pending_connection,
+        ingress_rule,
+        connection_of_peer,
+        connection_from_address,
         traffic_target,
         rate_limit,
         rate_limit_by_prefix,

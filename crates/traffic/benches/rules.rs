@@ -84,7 +84,7 @@ fn outlier_detection(mut detector: OutlierDetector) -> OutlierDetector {
     black_box(detector.endpoint_state(black_box(3)));
     let probe = detector.start_request(black_box(3));
     let result = RequestResult { failed: false, probe, now, random: RANDOM_NUMBER };
-    detector.record_outcome(black_box(3), result, &mut events);
+    detector.record_result(black_box(3), result, &mut events);
     assert!(events.is_empty());
     detector
 }
@@ -101,7 +101,7 @@ fn circuit_breaker(mut circuit: Circuit) -> Circuit {
     circuit
 }
 
-// A RateLimit with one bucket for all, and with one for each client.
+// A RateLimit with one bucket for all requests, and with one bucket for each client.
 #[library_benchmark]
 #[bench::for_all(args = (compile_limits(RateLimitKey::None), request_and_caller()), config = limited_to(213))]
 #[bench::for_each_client(args = (compile_limits(RateLimitKey::Client { buckets: 1024 }), request_and_caller()), config = limited_to(1_515))]
@@ -130,9 +130,9 @@ fn concurrency(limits: CompiledLimits) -> CompiledLimits {
     limits
 }
 
-// A FaultInjection that matches the request without a fault being drawn.
+// A FaultInjection that matches the request; no fault is selected.
 #[library_benchmark]
-#[bench::spared(args = (compile_faults(), request_and_caller()), config = limited_to(111))]
+#[bench::not_selected(args = (compile_faults(), request_and_caller()), config = limited_to(111))]
 fn fault_injection(
     faults: CompiledFaults,
     input: RequestAndCaller,
@@ -153,10 +153,10 @@ fn load_balancing(hash_table: EndpointHashTable) -> EndpointHashTable {
     hash_table
 }
 
-// A LoadBalancing with slow start selects among ten endpoints, one of them halfway through it.
+// A LoadBalancing with slow start selects among ten endpoints, one of which is halfway through its slow start.
 #[library_benchmark]
 #[bench::half(args = (slow_start_balancer(), ten_candidates()), config = limited_to(179))]
-fn warm_up(balancer: Balancer, endpoints: TenCandidates) -> (Balancer, TenCandidates) {
+fn slow_start(balancer: Balancer, endpoints: TenCandidates) -> (Balancer, TenCandidates) {
     let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
     assert!(balancer.choose_candidate(&endpoints, None, age, black_box(RANDOM_NUMBER)).is_some());
     (balancer, endpoints)
@@ -170,9 +170,9 @@ fn tcp_route(rule: TcpRule) -> TcpRule {
     rule
 }
 
-// A Retry repeats an attempt that was answered with 503.
+// A Retry permits another attempt after a 503 response.
 #[library_benchmark]
-#[bench::again(args = (retry_rule(), now()), config = limited_to(208))]
+#[bench::retried(args = (retry_rule(), now()), config = limited_to(208))]
 fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRule, RetryBudget) {
     budget.deposit();
     assert!(retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &ATTEMPT));
@@ -191,7 +191,7 @@ fn hedge(rule: HedgeRule) -> HedgeRule {
 
 // An HTTPRoute rule with CORS handles a cross-origin request.
 #[library_benchmark]
-#[bench::may(args = (cors_rule(), cross_origin_request()), config = limited_to(3_799))]
+#[bench::allowed(args = (cors_rule(), cross_origin_request()), config = limited_to(3_799))]
 fn cross_origin(cors: Cors, sample: SampleRequest) -> (Cors, SampleRequest, Option<CrossOrigin>) {
     let result = apply_cors(&cors, &sample.request_view(), &FieldEdits::default());
     assert!(result.is_some());
@@ -214,7 +214,7 @@ fn token(checks: CompiledChecks, input: RequestAndCaller) -> (CompiledChecks, Re
 
 // An ExternalAuthorization matches a request.
 #[library_benchmark]
-#[bench::asked(args = (compile_checks(), request_and_caller()), config = limited_to(382))]
+#[bench::checked(args = (compile_checks(), request_and_caller()), config = limited_to(382))]
 fn external_authorization(
     checks: CompiledChecks,
     input: RequestAndCaller,
@@ -224,7 +224,7 @@ fn external_authorization(
     (checks, input)
 }
 
-// The global part of a RateLimit creates the descriptor of a request.
+// The global limit of a RateLimit creates the descriptor of a request.
 #[library_benchmark]
 #[bench::described(args = (compile_checks(), request_and_caller()), config = limited_to(1_434))]
 fn global_rate_limit(
@@ -251,7 +251,7 @@ library_benchmark_group!(
         concurrency,
         fault_injection,
         load_balancing,
-        warm_up,
+        slow_start,
         tcp_route,
         retry,
         hedge,

@@ -111,7 +111,7 @@ fn outlier_detection(bencher: Bencher<'_, '_>, kind: &str) {
         detector.advance_time(now, RANDOM_NUMBER, &mut events);
         black_box(detector.endpoint_state(black_box(3)));
         let probe = detector.start_request(black_box(3));
-        detector.record_outcome(
+        detector.record_result(
             black_box(3),
             RequestResult { failed: false, probe, now, random: RANDOM_NUMBER },
             &mut events,
@@ -133,11 +133,11 @@ fn circuit_breaker(bencher: Bencher<'_, '_>) {
 
 #[divan::bench(sample_size = 1000, args = ["all", "each client"])]
 fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
-    let each = match bucket_for {
+    let key = match bucket_for {
         "all" => RateLimitKey::None,
         _ => RateLimitKey::Client { buckets: 1024 },
     };
-    let (limits, (sample, caller)) = (kinds::compile_limits(each), kinds::request_and_caller());
+    let (limits, (sample, caller)) = (kinds::compile_limits(key), kinds::request_and_caller());
     // Advances far enough that a token is always available.
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
@@ -175,7 +175,7 @@ fn load_balancing(bencher: Bencher<'_, '_>, algorithm: &str) {
 }
 
 #[divan::bench(sample_size = 1000)]
-fn warm_up(bencher: Bencher<'_, '_>) {
+fn slow_start(bencher: Bencher<'_, '_>) {
     let (balancer, endpoints) = (kinds::slow_start_balancer(), candidates::ten_candidates());
     let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
     let mut random = RANDOM_NUMBER;
@@ -200,9 +200,9 @@ fn retry(bencher: Bencher<'_, '_>) {
         // Advances far enough that a retry is always available.
         now += Duration::from_secs(1);
         budget.deposit();
-        let again =
+        let may_retry =
             retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &conditions::ATTEMPT);
-        (again && budget.withdraw(now)).then(|| retry_pause(&rule, 0, black_box(RANDOM_NUMBER)))
+        (may_retry && budget.withdraw(now)).then(|| retry_pause(&rule, 0, black_box(RANDOM_NUMBER)))
     });
 }
 
@@ -223,10 +223,10 @@ fn cross_origin(bencher: Bencher<'_, '_>) {
 }
 
 #[divan::bench(sample_size = 1000, args = ["token", "authorization", "limit"])]
-fn guard(bencher: Bencher<'_, '_>, kind: &str) {
+fn request_check(bencher: Bencher<'_, '_>, kind: &str) {
     let (checks, (sample, account)) = (conditions::compile_checks(), kinds::request_and_caller());
     let port_checks = checks.for_port(kinds::PORT).expect("the port has checks");
-    let named = CheckedClient { account: Some(&account), address: conditions::ADDRESS };
+    let client = CheckedClient { account: Some(&account), address: conditions::ADDRESS };
     match kind {
         "token" => bencher.bench_local(|| {
             port_checks
@@ -240,7 +240,7 @@ fn guard(bencher: Bencher<'_, '_>, kind: &str) {
             });
         }
         _ => bencher.bench_local(|| {
-            port_checks.required_limits(&sample.request_view(), named).next().is_some()
+            port_checks.required_limits(&sample.request_view(), client).next().is_some()
         }),
     }
 }
@@ -293,13 +293,13 @@ fn rate_limit_by_caller(bencher: Bencher<'_, '_>, rules: usize) {
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
-fn peer(bencher: Bencher<'_, '_>, rules: usize) {
+fn connection_of_peer(bencher: Bencher<'_, '_>, rules: usize) {
     let (access, peer) = many::policies_of_peers(rules);
     bencher.bench_local(|| access.authorize_connection(Some(black_box(&peer)), many::PORT).is_ok());
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
-fn pending_connection(bencher: Bencher<'_, '_>, rules: usize) {
+fn connection_from_address(bencher: Bencher<'_, '_>, rules: usize) {
     let (access, origin) = many::ingress_rules_by_address(rules);
     bencher.bench_local(|| {
         access.authorize_connection_from(None, many::PORT, Some(black_box(origin.clone()))).is_ok()
@@ -317,27 +317,27 @@ fn fault_injection_by_path(bencher: Bencher<'_, '_>, rules: usize) {
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn access_policy(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::access_policies(rules, PolicyAction::Allow), rules);
+    authorize_request(bencher, many::access_policies(rules, PolicyAction::Allow), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn shared_policy(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::shared_policies(rules), rules);
+    authorize_request(bencher, many::shared_policies(rules), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn denying_policy(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::access_policies(rules, PolicyAction::Deny), rules);
+    authorize_request(bencher, many::access_policies(rules, PolicyAction::Deny), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
-fn opening(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::ingress_rules(rules), rules);
+fn ingress_rule(bencher: Bencher<'_, '_>, rules: usize) {
+    authorize_request(bencher, many::ingress_rules(rules), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn traffic_target(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::traffic_targets(rules), rules);
+    authorize_request(bencher, many::traffic_targets(rules), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
@@ -379,7 +379,12 @@ fn tls_route(bencher: Bencher<'_, '_>, rules: usize) {
     });
 }
 
-fn judge(bencher: Bencher<'_, '_>, (access, permit): many::AccessAndPermit, rules: usize) {
+/// Measures the authorization of a request that matches the deciding rule.
+fn authorize_request(
+    bencher: Bencher<'_, '_>,
+    (access, permit): many::AccessAndPermit,
+    rules: usize,
+) {
     let sample = many::request_below_path(rules);
     bencher.bench_local(|| {
         black_box(access.authorize_request(&permit, &sample.request_view())).is_ok()

@@ -159,9 +159,9 @@ impl CompiledActions {
 
     /// Returns the redirect for a request to this port of the service; `None` if the rule does not redirect.
     ///
-    /// Parts that the rule does not set are taken from the request. A rule without a port uses the default port of
-    /// its scheme. A rule without port and scheme uses the service's port if it sets a host name, and otherwise the
-    /// port of the request's authority. Default ports are omitted.
+    /// The query is taken from the request, and so is a host or path that the rule does not set. A rule without a port
+    /// uses the default port of its scheme. A rule without port and scheme uses the service's port if it sets a host
+    /// name, and otherwise the port of the request's authority. Default ports are omitted.
     #[must_use]
     pub fn redirection(&self, request: &RequestView<'_>, port: u16) -> Option<Redirection> {
         let redirect = self.redirect.as_ref()?;

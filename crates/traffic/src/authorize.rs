@@ -215,6 +215,7 @@ impl InboundAccess {
     ) -> PolicyResult {
         if self.policy_rules.is_none() && self.target_rules.is_none() && !applicable.is_ingress_only
         {
+            // No rule can deny the request, so no rule needs to allow it.
             return Ok(DecidedBy::NoRule);
         }
         let path = PathKind::from_path(request.path);
@@ -566,7 +567,6 @@ impl CompiledAccess {
         })
     }
 
-    /// True if the rule allows opaque bytes at a port.
     fn allows_tcp_port(&self, port: u16) -> bool {
         self.tcp_ports.contains(port)
     }

@@ -50,7 +50,8 @@ impl RetryBudget {
         let Ok(periods @ 1..) = u32::try_from(periods) else {
             return;
         };
-        self.refilled_at = now;
+        // The rest of the elapsed time, less than one period, is counted at a later refill.
+        self.refilled_at += FLOOR_PERIOD.saturating_mul(periods);
         let floor_balance = FLOOR_RETRIES * RETRY;
         if self.balance < floor_balance {
             let refilled_balance = self.balance.saturating_add(periods.saturating_mul(RETRY));
@@ -106,6 +107,13 @@ mod tests {
         assert_eq!(withdraw_times(&mut budget, 10, now), 10);
         now += FLOOR_PERIOD;
         assert_eq!(withdraw_times(&mut budget, 3, now), 1);
+        // Withdrawals do not delay the floor: five periods in four steps are five retries.
+        now += FLOOR_PERIOD * 10;
+        assert_eq!(withdraw_times(&mut budget, 20, now), 10);
+        for expected in [1, 1, 1, 2] {
+            now += FLOOR_PERIOD + FLOOR_PERIOD / 4;
+            assert_eq!(withdraw_times(&mut budget, 3, now), expected);
+        }
         now += FLOOR_PERIOD * 1_000_000;
         assert_eq!(withdraw_times(&mut budget, 20, now), 10);
         for _ in 0..100_000 {

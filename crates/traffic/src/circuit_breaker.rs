@@ -134,6 +134,7 @@ impl Circuit {
             let until = now.saturating_add(self.rule.open_duration);
             self.change_state(CircuitState::HalfOpen { successes: 0, in_progress: 0, until });
         }
+        // A circuit without probes would never close.
         let max_probes = self.rule.half_open_requests.max(1);
         match &mut self.state {
             CircuitState::Closed => {}
@@ -156,6 +157,7 @@ impl Circuit {
         now: Duration,
     ) -> Option<Transition> {
         if ticket.epoch != self.epoch {
+            // The state changed since the request was admitted.
             return None;
         }
         let is_slow =

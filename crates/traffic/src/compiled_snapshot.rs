@@ -60,7 +60,8 @@ impl CompiledSnapshot {
                     is_same_caller: previous.snapshot.config.caller == *caller,
                 })
             });
-            let caller_inputs = (caller, retry_policies.get(name));
+            let caller_inputs =
+                CallerInputs { attributes: caller, retry_policy: retry_policies.get(name) };
             services.insert(
                 name.clone(),
                 CompiledService::build(config, caller_inputs, previous_service)?,
@@ -143,7 +144,7 @@ fn compile_forwarded(
                 ForwardedPorts::for_port(name, *number, port, services, previous_forwarded);
             let is_same = match (&forwarded, &port.forwarded) {
                 (None, None) => true,
-                (Some(new), Some(current)) => new.is_same(current),
+                (Some(new), Some(current)) => new.has_same_policies(current),
                 _ => false,
             };
             if !is_same {
@@ -153,8 +154,12 @@ fn compile_forwarded(
     }
     for (name, number, forwarded) in changed_ports {
         let Some(service) = services.get_mut(&name) else { continue };
+        // `get_mut` fails while the previous snapshot shares the service.
         if Arc::get_mut(service).is_none() {
-            let caller_inputs = (&snapshot.config.caller, snapshot.config.retries.get(&name));
+            let caller_inputs = CallerInputs {
+                attributes: &snapshot.config.caller,
+                retry_policy: snapshot.config.retries.get(&name),
+            };
             *service = CompiledService::recompile(service, caller_inputs)?;
         }
         let service = Arc::get_mut(service);
@@ -182,25 +187,33 @@ struct PreviousService<'a> {
     is_same_caller: bool,
 }
 
-/// The inputs that depend on the calling workload: its attributes for tag rules, and its retry policy for the service,
-/// if any.
-type CallerInputs<'a> = (&'a CallerAttributes, Option<&'a ServiceRetry>);
+/// The inputs of a service's compilation that depend on the calling workload.
+#[derive(Clone, Copy)]
+struct CallerInputs<'a> {
+    /// The attributes of the workload, for tag rules.
+    attributes: &'a CallerAttributes,
+    /// The retry policy of the workload for the service, if any.
+    retry_policy: Option<&'a ServiceRetry>,
+}
 
 impl CompiledService {
     /// Compiles a service; returns the previous compilation if none of the inputs changed.
     fn build(
         config: &Arc<ServiceConfig>,
-        (caller, retry): CallerInputs<'_>,
+        caller_inputs: CallerInputs<'_>,
         previous: Option<PreviousService<'_>>,
     ) -> Result<Arc<Self>, InvalidPattern> {
         if let Some(PreviousService { service, is_same_caller }) = &previous
             && (*is_same_caller || config.ports.values().all(|port| port.tags.is_none()))
-            && service.ports.values().all(|port| port.routes.retry_policy() == retry)
+            && service
+                .ports
+                .values()
+                .all(|port| port.routes.retry_policy() == caller_inputs.retry_policy)
             && (Arc::ptr_eq(config, &service.config) || *config == service.config)
         {
             return Ok(Arc::clone(service));
         }
-        Self::compile(config, (caller, retry), previous.map(|previous| &**previous.service))
+        Self::compile(config, caller_inputs, previous.map(|previous| &**previous.service))
     }
 
     /// Compiles a service again from the same configuration, because the shared object of the previous compilation
@@ -270,13 +283,14 @@ impl CompiledPort {
     fn build(
         port_id: &ServicePortId,
         config: &PortConfig,
-        (caller, retry): CallerInputs<'_>,
+        caller_inputs: CallerInputs<'_>,
         previous: Option<(&PortConfig, &Self)>,
     ) -> Result<Self, InvalidPattern> {
+        let CallerInputs { attributes, retry_policy } = caller_inputs;
         let has_same_rules = |previous_config: &PortConfig, previous_port: &Self| {
             previous_config.has_attached_routes == config.has_attached_routes
                 && previous_config.rules == config.rules
-                && previous_port.routes.retry_policy() == retry
+                && previous_port.routes.retry_policy() == retry_policy
         };
         let routes = match previous {
             Some((previous_config, previous_port))
@@ -284,7 +298,7 @@ impl CompiledPort {
             {
                 Arc::clone(&previous_port.routes)
             }
-            _ => Arc::new(PortRoutes::compile(config)?.with_retry(retry)),
+            _ => Arc::new(PortRoutes::compile(config)?.with_retry(retry_policy)),
         };
         let endpoints: Arc<[Arc<Endpoint>]> = config.endpoints.as_slice().into();
         let traffic_policy = match previous {
@@ -303,7 +317,12 @@ impl CompiledPort {
             Some(rules) => {
                 let previous_tags =
                     previous.and_then(|(_, previous_port)| previous_port.tags.as_deref());
-                Some(Box::new(CompiledTagRules::build(rules, caller, &endpoints, previous_tags)?))
+                Some(Box::new(CompiledTagRules::build(
+                    rules,
+                    attributes,
+                    &endpoints,
+                    previous_tags,
+                )?))
             }
         };
         let protocol = config.protocol;

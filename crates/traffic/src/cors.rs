@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use leno_model::{AllowedWords, Cors, HeaderEdits};
+use leno_model::{AllowedNames, Cors, HeaderEdits};
 
 use crate::action::FieldEdits;
 use crate::request::RequestView;
@@ -24,6 +24,7 @@ pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<Cow<'a, str>> {
     if request.method != "OPTIONS" {
         return None;
     }
+    // A request without an origin is not a CORS request.
     request.fields.first_value("origin")?;
     request.fields.first_value(REQUEST_METHOD_FIELD)
 }
@@ -124,15 +125,15 @@ fn preflight_fields(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str
 /// Formats a list of names for browsers; `None` if the list is empty. For requests with credentials, `*` is not a
 /// wildcard (Fetch standard, §3.2.4), so the requested names are returned instead.
 fn format_names(
-    names: &AllowedWords,
+    names: &AllowedNames,
     allows_credentials: bool,
     requested_names: Option<String>,
 ) -> Option<String> {
     match names {
-        AllowedWords::Any if allows_credentials => requested_names,
-        AllowedWords::Any => Some("*".to_owned()),
-        AllowedWords::Only(names) if names.is_empty() => None,
-        AllowedWords::Only(names) => Some(names.join(", ")),
+        AllowedNames::Any if allows_credentials => requested_names,
+        AllowedNames::Any => Some("*".to_owned()),
+        AllowedNames::Only(names) if names.is_empty() => None,
+        AllowedNames::Only(names) => Some(names.join(", ")),
     }
 }
 
@@ -158,8 +159,8 @@ mod tests {
 
     fn cors_rule(origins: &[&str], credentials: bool, any: bool) -> Cors {
         let words = |words: &[&str]| match any {
-            true => AllowedWords::Any,
-            false => AllowedWords::Only(words.iter().map(|word| (*word).to_owned()).collect()),
+            true => AllowedNames::Any,
+            false => AllowedNames::Only(words.iter().map(|word| (*word).to_owned()).collect()),
         };
         Cors {
             origins: origins.iter().map(|origin| OriginPattern::new(origin).unwrap()).collect(),

@@ -82,7 +82,7 @@ impl EgressRules {
 
     /// Returns the decision about connections to this address.
     #[must_use]
-    pub fn permission_for(&self, address: SocketAddr) -> EgressDecision {
+    pub fn decide_address(&self, address: SocketAddr) -> EgressDecision {
         let Some(port) = self.0.get(&address.port()) else { return EgressDecision::Denied };
         let may_allow = |matched_by| port.allows_address(address.ip(), matched_by);
         match (
@@ -256,7 +256,7 @@ mod tests {
             ("10.2.0.1:8443", EgressDecision::Allowed),
         ] {
             assert_eq!(
-                egress_rules.permission_for(address.parse().unwrap()),
+                egress_rules.decide_address(address.parse().unwrap()),
                 expected,
                 "{address}"
             );

@@ -135,6 +135,7 @@ impl CompiledFaults {
                 || rule.requests.iter().any(|matcher| matcher.matches(request));
             matches_request && rule.rule.matches_caller(caller)
         };
+        // Only one of the two lists has rules.
         self.unindexed.iter().find(is_match).or_else(|| self.find_indexed(request, caller))
     }
 

@@ -38,16 +38,23 @@ pub struct ForwardedPort {
     endpoints: Arc<[Arc<Endpoint>]>,
 }
 
-/// The policies that apply to a request to a port, if any, and the hash table of the port's endpoints, if a policy uses
-/// consistent hashing.
-pub type EffectivePolicies<'a> =
-    (Option<&'a Arc<PortTrafficPolicy>>, Option<&'a Arc<EndpointHashTable>>);
+/// The policies that apply to a request to a port.
+#[derive(Debug, Clone, Copy)]
+pub struct EffectivePolicies<'a> {
+    /// The traffic policies, if any.
+    pub traffic_policy: Option<&'a Arc<PortTrafficPolicy>>,
+    /// The hash table of the port's endpoints, if a policy uses consistent hashing.
+    pub hash_table: Option<&'a Arc<EndpointHashTable>>,
+}
 
 impl CompiledPort {
     /// Returns the policies of requests that no route of another port forwards.
     #[must_use]
     pub fn own_policies(&self) -> EffectivePolicies<'_> {
-        (self.traffic_policy.as_ref(), self.hash_table.as_ref())
+        EffectivePolicies {
+            traffic_policy: self.traffic_policy.as_ref(),
+            hash_table: self.hash_table.as_ref(),
+        }
     }
 
     /// Returns the policies of a request that a rule of this port forwards to a backend. `rule_index` is the index of
@@ -87,11 +94,14 @@ impl CompiledPort {
 impl ForwardedPort {
     /// Returns the policies of requests that are forwarded to the port.
     fn effective_policies(&self) -> EffectivePolicies<'_> {
-        (Some(&self.traffic_policy), self.hash_table.as_ref())
+        EffectivePolicies {
+            traffic_policy: Some(&self.traffic_policy),
+            hash_table: self.hash_table.as_ref(),
+        }
     }
 
     /// True if the policies are the same objects as those of `other`.
-    fn is_same(&self, other: &Self) -> bool {
+    fn has_same_policies(&self, other: &Self) -> bool {
         let has_same_hash_table = match (&self.hash_table, &other.hash_table) {
             (None, None) => true,
             (Some(own), Some(other)) => Arc::ptr_eq(own, other),
@@ -144,6 +154,7 @@ impl ForwardedPorts {
             .map(|rule| rule.backends.iter().map(&mut index_for).collect())
             .collect();
         let tcp_backends = port.tcp_rule.iter().flat_map(|rule| &rule.backends);
+        // Adds the ports of these backends. They are found by service and port number, so their indices are not stored.
         for backend in tcp_backends.chain(port.tls_routes.backends()) {
             index_for(backend);
         }
@@ -168,10 +179,10 @@ impl ForwardedPorts {
     }
 
     /// True if all policies are the same objects as those of `other`.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_policies(&self, other: &Self) -> bool {
         self.by_rule == other.by_rule
             && self.ports.len() == other.ports.len()
-            && self.ports.iter().zip(&other.ports).all(|(own, other)| own.is_same(other))
+            && self.ports.iter().zip(&other.ports).all(|(own, other)| own.has_same_policies(other))
     }
 }
 

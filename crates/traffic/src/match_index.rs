@@ -17,7 +17,7 @@ pub(crate) trait IndexedMatch {
 /// An index of the matches of rules, in the order of the rules.
 #[derive(Debug)]
 pub(crate) struct MatchIndex {
-    /// The position of each match's rule, and the position of the match in that rule.
+    /// The position of the rule of each match, and the position of the match in that rule; in the order of the rules.
     matches: Box<[(usize, usize)]>,
     /// The index of the matches by their conditions.
     index: Box<RuleIndex>,

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct MatchSlot(AtomicU32);
 
 impl MatchSlot {
-    /// Returns the index. If the index is unknown (0), calls `find` and stores its result.
+    /// Returns the index. If the index is unknown (0), calls `find` and stores its result. Two threads may both call
+    /// `find`; the order is relaxed, because no other memory depends on the index.
     pub fn index_or_find(&self, find: impl FnOnce() -> u32) -> u32 {
         match self.0.load(Ordering::Relaxed) {
             0 => {

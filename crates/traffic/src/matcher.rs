@@ -75,7 +75,7 @@ impl RequestMatcher {
             && (self.has_only_path() || self.matches_except_path_outlined(request))
     }
 
-    /// True if the match has no condition other than the path. Inlined, because most matches are of this kind.
+    /// True if the match has no condition other than the path. Inlined, because most matches have only a path condition.
     #[inline]
     pub(crate) fn has_only_path(&self) -> bool {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
@@ -269,12 +269,12 @@ impl HeaderMatcher {
     fn index_condition(&self) -> Option<IndexCondition> {
         let Pattern::Literal(text) = &self.value else { return None };
         let name = self.name.clone().unwrap_or_else(|| ":authority".into());
-        let key = IndexedAttribute::Header {
+        let attribute = IndexedAttribute::Header {
             name,
             repeated: RepeatedHeader::Joined,
             ignores_case: false,
         };
-        Some((key, vec![text.clone()]))
+        Some((attribute, vec![text.clone()]))
     }
 
     fn matches(&self, request: &RequestView<'_>) -> bool {

@@ -82,13 +82,13 @@ impl EjectionCause {
 impl OutlierDetector {
     /// Creates a detector for this number of endpoints, without recorded results.
     #[must_use]
-    pub fn new(algorithm: &OutlierAlgorithm, endpoints: usize) -> Self {
+    pub fn new(algorithm: &OutlierAlgorithm, endpoint_count: usize) -> Self {
         match algorithm {
             OutlierAlgorithm::Native(rule) => {
-                Self::Native(NativeDetector::new(rule.clone(), endpoints))
+                Self::Native(NativeDetector::new(rule.clone(), endpoint_count))
             }
             OutlierAlgorithm::Sermant(rule) => {
-                Self::Sermant(SermantDetector::new(rule.clone(), endpoints))
+                Self::Sermant(SermantDetector::new(rule.clone(), endpoint_count))
             }
         }
     }
@@ -148,16 +148,16 @@ impl OutlierDetector {
         }
     }
 
-    /// Records the result of a request started by [`Self::start_request`].
-    pub fn record_outcome(
+    /// Records the result of a request that [`Self::start_request`] started.
+    pub fn record_result(
         &mut self,
         slot: usize,
         result: RequestResult,
         events: &mut Vec<EjectionEvent>,
     ) {
         match self {
-            Self::Native(detector) => detector.record_outcome(slot, result, events),
-            Self::Sermant(detector) => detector.record_outcome(slot, result, events),
+            Self::Native(detector) => detector.record_result(slot, result, events),
+            Self::Sermant(detector) => detector.record_result(slot, result, events),
         }
     }
 

@@ -75,6 +75,7 @@ pub(crate) fn compile_case_insensitive(pattern: &str) -> Result<Regex, regex::Er
 /// True if a pattern may exclude letters, as `[^a]` does. Its case-insensitive form then matches fewer texts: it
 /// excludes `A` as well.
 pub(crate) fn may_exclude_letters(pattern: &str) -> bool {
+    // Negated classes and properties; subtraction, intersection and symmetric difference of classes; disabled flags.
     ["[^", ":^", "!=", "--", "&&", "~~", r"\P", "(?-"].iter().any(|part| pattern.contains(part))
 }
 
@@ -83,7 +84,7 @@ pub(crate) fn may_end_in_slash(pattern: &str) -> bool {
     regex_syntax::parse(pattern).map_or(true, |parsed| ends_in_slash(&parsed))
 }
 
-/// True if a text that matches this part of an expression may end in a slash. True as well if this is unknown.
+/// True if a text that matches this subexpression may end in a slash, or if this is unknown.
 fn ends_in_slash(part: &Hir) -> bool {
     match part.kind() {
         HirKind::Literal(literal) => literal.0.last() == Some(&b'/'),
@@ -94,7 +95,7 @@ fn ends_in_slash(part: &Hir) -> bool {
         HirKind::Repetition(repetition) => repetition.min == 0 || ends_in_slash(&repetition.sub),
         HirKind::Alternation(parts) => parts.iter().any(ends_in_slash),
         HirKind::Concat(parts) => parts.last().is_none_or(ends_in_slash),
-        // The part may be empty, so the preceding part would have to be checked.
+        // An empty match ends in the preceding subexpression, which is not checked. Classes of bytes are not checked either.
         HirKind::Class(Class::Bytes(_)) | HirKind::Empty | HirKind::Look(_) => true,
     }
 }

@@ -64,6 +64,7 @@ fn flatten_name(name: &str) -> impl Iterator<Item = u8> + '_ {
 /// differently: Rack reads it as a further key, qs ignores it, and PHP ends the name there. Spring ignores quotes
 /// around a key.
 fn may_be_map_element(name: &str, normalized: &str) -> bool {
+    // Each list of words corresponds to one way of reading text after a `]`.
     let rack_words = split_name(name);
     let php_words: Vec<_> =
         rack_words.iter().copied().take_while(|(_, is_after_bracket)| !is_after_bracket).collect();

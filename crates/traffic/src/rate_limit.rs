@@ -72,7 +72,7 @@ struct CompiledRateRule {
     /// The rate of each bucket.
     rate: BucketRate,
     /// The token buckets.
-    tokens: Tokens,
+    buckets: TokenBuckets,
     /// The response to requests over the limit, if the rule sets one.
     response: Option<Arc<FixedResponse>>,
     /// The counter of rejected requests.
@@ -81,7 +81,7 @@ struct CompiledRateRule {
 
 /// The token buckets of a rule.
 #[derive(Debug)]
-enum Tokens {
+enum TokenBuckets {
     /// One bucket for all requests.
     Shared(Bucket),
     /// One bucket for each key.
@@ -258,6 +258,7 @@ impl CompiledLimits {
         self.find_counting_rule(port, request, caller, |_, rule| {
             tokens_taken = tokens_taken.checked_sub(1)?;
             rule.return_token(rule.bucket_key(request, caller));
+            // The search continues with the next rule.
             None::<()>
         });
         Err(exceeded)
@@ -301,6 +302,7 @@ impl CompiledLimits {
                 RequestPhase::Sending
             };
             let slot = || ConcurrencySlot { policies: policies.clone(), phase: Cell::new(phase) };
+            // A port without concurrency limits needs no slot.
             return Ok(limits().next().map(|_| slot()));
         };
         limits()
@@ -410,7 +412,8 @@ struct ParsedPath {
     variants: PathVariants,
 }
 
-/// An iterator over the candidate rules of a policy for a request, a superset of the matching rules.
+/// An iterator over the candidate rules of a policy for a request, a superset of the matching rules. Only one of the two
+/// fields has rules.
 struct CandidateRules<'a> {
     unindexed: std::slice::Iter<'a, CompiledRateRule>,
     indexed: Option<(MatchingRules<'a>, &'a [CompiledRateRule])>,
@@ -483,10 +486,10 @@ impl CompiledRateRule {
         let exact_requests = rule.requests.iter().filter(|_| rule.stop);
         let exact_requests = exact_requests
             .map(|request| RequestMatcher::compile_for(request, FieldScope::SingleValue));
-        let tokens = match &rule.key {
-            RateLimitKey::None => Tokens::Shared(Bucket::default()),
+        let token_buckets = match &rule.key {
+            RateLimitKey::None => TokenBuckets::Shared(Bucket::default()),
             RateLimitKey::Client { buckets } | RateLimitKey::Header { buckets, .. } => {
-                Tokens::PerKey(KeyedBuckets::new(*buckets))
+                TokenBuckets::PerKey(KeyedBuckets::new(*buckets))
             }
         };
         let response = (rule.response != FixedResponse::default()).then(|| rule.response.clone());
@@ -494,7 +497,7 @@ impl CompiledRateRule {
             requests: requests.collect::<Result<_, _>>()?,
             exact_requests: exact_requests.collect::<Result<_, _>>()?,
             rate: BucketRate::from_rate(rule.rate),
-            tokens,
+            buckets: token_buckets,
             response: response.map(Arc::new),
             match_slot: Arc::default(),
             rule: rule.clone(),
@@ -536,17 +539,17 @@ impl CompiledRateRule {
 
     /// Takes a token from the bucket of this key, or returns the time until a token is available.
     fn take_token(&self, key: u128, now: u64) -> Result<(), Duration> {
-        match &self.tokens {
-            Tokens::Shared(bucket) => bucket.take_token(self.rate, now),
-            Tokens::PerKey(buckets) => buckets.take_token(key, self.rate, now),
+        match &self.buckets {
+            TokenBuckets::Shared(bucket) => bucket.take_token(self.rate, now),
+            TokenBuckets::PerKey(buckets) => buckets.take_token(key, self.rate, now),
         }
     }
 
     /// Returns an unused token to the bucket of this key.
     fn return_token(&self, key: u128) {
-        match &self.tokens {
-            Tokens::Shared(bucket) => bucket.return_token(self.rate),
-            Tokens::PerKey(buckets) => buckets.return_token(key, self.rate),
+        match &self.buckets {
+            TokenBuckets::Shared(bucket) => bucket.return_token(self.rate),
+            TokenBuckets::PerKey(buckets) => buckets.return_token(key, self.rate),
         }
     }
 }

@@ -102,6 +102,7 @@ pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &Failed
     let lists_status = |status: u16| rule.codes.contains(&status);
     match failure {
         AttemptFailure::Response(status) => lists_status(status),
+        // `Reason::retry` never permits a retry after this timeout; a retry rule does.
         AttemptFailure::Failed(Reason::AttemptTimeout) => {
             is_unsent || attempt.idempotent || lists_status(Reason::AttemptTimeout.status())
         }

@@ -93,11 +93,11 @@ impl PortRoutes {
         has_attached_routes: bool,
     ) -> Result<Self, InvalidPattern> {
         let mut matches = Vec::new();
-        for (index, rule) in rules.iter().enumerate() {
+        for (rule_index, rule) in rules.iter().enumerate() {
             for request in &rule.matches {
                 let matcher = RequestMatcher::compile(request)
                     .map_err(|error| error.with_object(rule.kind.object_key(rule.route.clone())))?;
-                matches.push((request, CompiledMatch { matcher, rule: index }));
+                matches.push((request, CompiledMatch { matcher, rule_index }));
             }
         }
         Ok(Self {
@@ -118,7 +118,7 @@ impl PortRoutes {
             return RouteChoice::Direct;
         }
         let preflight_rule = if self.has_cors { self.preflight_rule(request) } else { None };
-        let matching_rule = || self.rules.get(self.index.find_match(request)?.rule);
+        let matching_rule = || self.rules.get(self.index.find_match(request)?.rule_index);
         let Some(rule) = preflight_rule.or_else(matching_rule) else {
             return if self.has_attached_routes {
                 RouteChoice::NoRoute
@@ -141,7 +141,7 @@ impl PortRoutes {
     fn preflight_rule(&self, request: &RequestView<'_>) -> Option<&CompiledRouteRule> {
         let method = preflight_for(request)?;
         let request = RequestView { method: &method, ..*request };
-        let rule = self.rules.get(self.index.find_match(&request)?.rule)?;
+        let rule = self.rules.get(self.index.find_match(&request)?.rule_index)?;
         rule.actions.as_ref().is_some_and(|actions| actions.cors.is_some()).then_some(rule)
     }
 
@@ -262,6 +262,7 @@ impl CompiledRouteRule {
         if let (Some(name), Some(actions)) =
             (persistence.as_ref().and_then(|persistence| persistence.header_name()), &mut actions)
         {
+            // Only the sidecar may set the header that identifies the endpoint.
             actions.hide_field(name);
         }
         let actions = actions.map(Arc::new);
@@ -327,8 +328,8 @@ pub(crate) fn select_by_weight(
 #[derive(Debug, Clone)]
 struct CompiledMatch {
     matcher: RequestMatcher,
-    /// The index of the rule.
-    rule: usize,
+    /// The index of the rule among the rules of the port.
+    rule_index: usize,
 }
 
 /// The specificity of a match. The match with the greatest rank takes precedence.
@@ -348,7 +349,7 @@ struct Rank {
 enum PathRank {
     Any,
     Regex,
-    /// The length of the prefix.
+    /// The length of the prefix in bytes; a longer prefix is more specific.
     Prefix(usize),
     Exact,
 }

@@ -60,7 +60,7 @@ impl<'a> LookupKeys<'a> {
         Self { caller, ..self }
     }
 
-    /// True if the request must match every path condition.
+    /// True if applications may read any path in the request, so that every path condition may hold.
     fn matches_any_path(self) -> bool {
         self.path_variants.is_some_and(PathVariants::is_any_path)
     }
@@ -70,7 +70,7 @@ impl<'a> LookupKeys<'a> {
 #[derive(Debug, Clone)]
 struct Column {
     /// The attribute.
-    key: IndexedAttribute,
+    attribute: IndexedAttribute,
     /// The positions of the rules, by text.
     rules: RulesByText,
 }
@@ -111,16 +111,18 @@ pub(crate) type IndexCondition = (IndexedAttribute, Vec<Box<str>>);
 impl RuleIndex {
     /// Indexes rules by their conditions. Each rule is stored under the most selective attribute of its conditions.
     pub(crate) fn from_rules(rules: &[Vec<IndexCondition>]) -> Self {
-        let keys = selective_keys(rules);
-        let mut rules_by_key: Vec<RulesByText> =
-            keys.iter().map(|_| RulesByText::default()).collect();
+        let attributes = selective_attributes(rules);
+        let mut rules_by_attribute: Vec<RulesByText> =
+            attributes.iter().map(|_| RulesByText::default()).collect();
         let mut unconditional = Vec::new();
         for (position, conditions) in rules.iter().enumerate() {
-            let condition_on =
-                |key: &IndexedAttribute| conditions.iter().find(|(attribute, _)| attribute == key);
-            let mut columns_and_keys = rules_by_key.iter_mut().zip(&keys);
-            let selected_column = columns_and_keys
-                .find_map(|(rules_by_text, key)| Some((rules_by_text, condition_on(key)?)));
+            let condition_on = |attribute: &IndexedAttribute| {
+                conditions.iter().find(|(condition_attribute, _)| condition_attribute == attribute)
+            };
+            let mut columns_and_attributes = rules_by_attribute.iter_mut().zip(&attributes);
+            let selected_column = columns_and_attributes.find_map(|(rules_by_text, attribute)| {
+                Some((rules_by_text, condition_on(attribute)?))
+            });
             let Some((rules_by_text, (_, texts))) = selected_column else {
                 unconditional.push(position);
                 continue;
@@ -135,12 +137,12 @@ impl RuleIndex {
         }
         let mut prefixes = None;
         let mut columns = Vec::new();
-        for (key, rules) in keys.into_iter().zip(rules_by_key) {
-            match key {
+        for (attribute, rules) in attributes.into_iter().zip(rules_by_attribute) {
+            match attribute {
                 IndexedAttribute::PathPrefix => {
                     prefixes = Some(Box::new(PrefixIndex::from_prefixes(rules.into_iter())));
                 }
-                key => columns.push(Column { key: key.clone(), rules }),
+                attribute => columns.push(Column { attribute: attribute.clone(), rules }),
             }
         }
         Self {
@@ -170,7 +172,7 @@ impl RuleIndex {
         for column in &self.columns {
             debug_assert!(
                 !matches!(
-                    column.key,
+                    column.attribute,
                     IndexedAttribute::PathPrefix
                         | IndexedAttribute::Namespace
                         | IndexedAttribute::Account
@@ -241,16 +243,16 @@ impl RuleIndex {
         })
     }
 
-    /// Calls `find_before` for each list of candidate rules, with the best position so far, and returns the best
+    /// Calls `search_list` for each list of candidate rules, with the best position so far, and returns the best
     /// position of all lists.
     #[inline]
     fn search_lists(
         &self,
         keys: LookupKeys<'_>,
-        find_before: impl Fn(usize, &[usize]) -> usize,
+        search_list: impl Fn(usize, &[usize]) -> usize,
     ) -> Option<usize> {
         let mut best = usize::MAX;
-        self.for_each_list(keys, |positions| best = find_before(best, positions));
+        self.for_each_list(keys, |positions| best = search_list(best, positions));
         (best != usize::MAX).then_some(best)
     }
 
@@ -261,7 +263,7 @@ impl RuleIndex {
         match keys.path_variants {
             None => {
                 for column in &self.columns {
-                    match &column.key {
+                    match &column.attribute {
                         IndexedAttribute::Namespace | IndexedAttribute::Account => {
                             on_list(column.rules_for_caller(keys.caller))
                         }
@@ -297,7 +299,7 @@ impl RuleIndex {
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
         let paths =
-            self.columns.iter().filter(|column| matches!(column.key, IndexedAttribute::Path));
+            self.columns.iter().filter(|column| matches!(column.attribute, IndexedAttribute::Path));
         for (path, variants) in variants.alternative_readings() {
             paths.clone().for_each(|column| column.for_each_path_form(path, variants, on_list));
             if let Some(prefixes) = &self.prefixes {
@@ -339,29 +341,32 @@ pub(crate) fn needs_index(count: usize) -> bool {
 
 /// Returns the most selective attributes: those with the most distinct texts first, at most [`MAX_COLUMNS`]. Attributes
 /// with equally many texts retain their order.
-fn selective_keys(rules: &[Vec<IndexCondition>]) -> Vec<&IndexedAttribute> {
-    let mut texts_by_key: FxHashMap<&IndexedAttribute, (usize, FxHashSet<&str>)> =
+fn selective_attributes(rules: &[Vec<IndexCondition>]) -> Vec<&IndexedAttribute> {
+    let mut texts_by_attribute: FxHashMap<&IndexedAttribute, (usize, FxHashSet<&str>)> =
         FxHashMap::default();
-    for (key, texts) in rules.iter().flatten() {
-        let attribute_count = texts_by_key.len();
-        let (_, distinct_texts) =
-            texts_by_key.entry(key).or_insert_with(|| (attribute_count, FxHashSet::default()));
+    for (attribute, texts) in rules.iter().flatten() {
+        let attribute_count = texts_by_attribute.len();
+        let (_, distinct_texts) = texts_by_attribute
+            .entry(attribute)
+            .or_insert_with(|| (attribute_count, FxHashSet::default()));
         distinct_texts.extend(texts.iter().map(|text| &**text));
     }
-    let mut ranked_keys: Vec<(Reverse<usize>, usize, &IndexedAttribute)> = texts_by_key
+    let mut ranked_attributes: Vec<(Reverse<usize>, usize, &IndexedAttribute)> = texts_by_attribute
         .into_iter()
-        .map(|(key, (first_position, texts))| (Reverse(texts.len()), first_position, key))
+        .map(|(attribute, (first_position, texts))| {
+            (Reverse(texts.len()), first_position, attribute)
+        })
         .collect();
-    ranked_keys
+    ranked_attributes
         .sort_unstable_by_key(|(text_count, first_position, _)| (*text_count, *first_position));
-    ranked_keys.into_iter().map(|(_, _, key)| key).take(MAX_COLUMNS).collect()
+    ranked_attributes.into_iter().map(|(_, _, attribute)| attribute).take(MAX_COLUMNS).collect()
 }
 
 impl Column {
     /// Returns the positions of the rules for the attribute's value in the request.
     #[inline(always)]
     fn rules_for(&self, request: &RequestView<'_>) -> &[usize] {
-        let rules = match &self.key {
+        let rules = match &self.attribute {
             IndexedAttribute::Header { name, repeated, ignores_case } => {
                 header_value(request, name, *repeated).and_then(|value| match ignores_case {
                     true => self.rules.get(&*lowercase_text(&value)),
@@ -382,7 +387,7 @@ impl Column {
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
         let request = keys.request;
-        match &self.key {
+        match &self.attribute {
             IndexedAttribute::Path => self.for_each_path_form(request.path, variants, on_list),
             IndexedAttribute::Header { name, .. } if **name == *":authority" => {
                 host_readings(request.authority)
@@ -442,6 +447,7 @@ impl Column {
             if !rules.is_empty() && reported_lists.insert(rules.as_ptr()) {
                 on_list(rules);
             }
+            // No value is accepted, so that all values are visited.
             false
         });
         if has_too_many_values {
@@ -453,7 +459,7 @@ impl Column {
     /// most frequent lookup, that of headers, can be inlined.
     #[inline(never)]
     fn rules_except_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
-        match &self.key {
+        match &self.attribute {
             // Other functions look up these attributes.
             IndexedAttribute::Header { .. }
             | IndexedAttribute::PathPrefix
@@ -476,8 +482,9 @@ impl Column {
 
     /// Returns the rules for the caller.
     fn rules_for_caller(&self, caller: Option<&ServiceAccount>) -> &[usize] {
-        let rules = caller.map(|caller| match self.key {
+        let rules = caller.map(|caller| match self.attribute {
             IndexedAttribute::Namespace => self.rules_for_text(caller.namespace.as_str()),
+            // The other columns of an index of callers compare account names.
             _ => self.rules_for_text(caller.name.as_str()),
         });
         rules.unwrap_or_default()
@@ -495,7 +502,8 @@ pub(crate) fn lowercase_text(value: &str) -> Cow<'_, str> {
 
 /// The maximum number of indexed attributes, each of which requires a lookup per request.
 const MAX_COLUMNS: usize = 8;
-/// The maximum number of rules that are evaluated one by one, without an index.
+/// The maximum number of rules that are evaluated one by one, without an index. Tests use a small number, so that few
+/// rules need an index.
 const MAX_UNINDEXED_RULES: usize = if cfg!(test) { 2 } else { 16 };
 
 #[cfg(test)]
@@ -505,12 +513,12 @@ mod tests {
     use super::*;
 
     fn header_condition(name: &str, text: &str) -> IndexCondition {
-        let key = IndexedAttribute::Header {
+        let attribute = IndexedAttribute::Header {
             name: name.into(),
             repeated: RepeatedHeader::Joined,
             ignores_case: false,
         };
-        (key, vec![text.into()])
+        (attribute, vec![text.into()])
     }
 
     /// Returns the position of the first candidate, and the number of evaluated rules; every evaluated rule matches.

@@ -61,6 +61,8 @@ impl SessionAffinity {
         ))
     }
 
+    /// Creates the session affinity under a rule with this persistence, and replaces `choice` as in
+    /// [`Self::for_request`].
     fn from_persistence<'a>(
         persistence: &Arc<CompiledPersistence>,
         choice: &mut RouteChoice<'a>,
@@ -72,7 +74,7 @@ impl SessionAffinity {
     ) -> Box<Self> {
         let value = persistence.session_value(request, now);
         let selected_endpoint = value.and_then(|value| {
-            let find = |names, endpoints| persistence.find_endpoint(names, endpoints, value);
+            let find = |numbers, endpoints| persistence.find_endpoint(numbers, endpoints, value);
             let (index, endpoint) = find_backend_endpoint(rule, snapshot, is_healthy, find)?;
             let session = Session { endpoint, started: value.started };
             Some((index, session))
@@ -96,7 +98,7 @@ impl SessionAffinity {
         same_object.or_else(|| endpoints.iter().find(|endpoint| endpoint.id == session_endpoint.id))
     }
 
-    /// Returns the endpoint of the session, regardless of its availability.
+    /// Returns the ID of the session's endpoint, available or not; `None` for a request without a valid session.
     #[must_use]
     pub fn session_endpoint(&self) -> Option<&EndpointId> {
         self.session.as_ref().map(|session| &session.endpoint.id)

@@ -44,7 +44,9 @@ impl CompiledPersistence {
         };
         let mut paths: Vec<Box<str>> = match &persistence.path {
             Some(_) => Vec::new(),
-            None => rule.matches.iter().map(|request| cookie_path(request).into()).collect(),
+            None => {
+                rule.matches.iter().map(|request| cookie_path_of_match(request).into()).collect()
+            }
         };
         paths.sort_unstable_by_key(|path| std::cmp::Reverse(path.len()));
         Some(Self {
@@ -121,6 +123,7 @@ impl CompiledPersistence {
         let max_age = match rule.kind {
             // Clients do not store headers as they store cookies, so the header is added to each response.
             PersistenceType::Header => return Some((name.to_string().into(), value.encode())),
+            // The client has the cookie, and only an idle timeout requires a new one.
             _ if since.is_some() && rule.idle_timeout.is_none() => return None,
             PersistenceType::Cookie => None,
             PersistenceType::LastingCookie => rule.absolute_timeout,
@@ -229,7 +232,7 @@ fn endpoint_number(endpoint: &EndpointId) -> u64 {
 }
 
 /// Returns the cookie path of a match: its path, or the literal elements of its path pattern.
-fn cookie_path(request: &RequestMatch) -> &str {
+fn cookie_path_of_match(request: &RequestMatch) -> &str {
     let path = match &request.path {
         PathMatch::Any => "/",
         PathMatch::Exact(path) => path,
@@ -238,7 +241,7 @@ fn cookie_path(request: &RequestMatch) -> &str {
     };
     match path.split_once(';') {
         // The text after a `;` would start another cookie attribute.
-        Some((before, _)) => whole_elements(before),
+        Some((before, _)) => without_last_element(before),
         None if path.is_empty() || !path.bytes().all(|byte| byte.is_ascii_graphic()) => "/",
         None => path,
     }
@@ -248,13 +251,13 @@ fn cookie_path(request: &RequestMatch) -> &str {
 fn literal_elements(pattern: &str) -> &str {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-_~".contains(c);
     match pattern.find(|c| !is_plain(c)) {
-        Some(end) => whole_elements(pattern.get(..end).unwrap_or_default()),
+        Some(end) => without_last_element(pattern.get(..end).unwrap_or_default()),
         None => pattern,
     }
 }
 
 /// Returns a path without its last element, which may be partial.
-fn whole_elements(path: &str) -> &str {
+fn without_last_element(path: &str) -> &str {
     match path.rfind('/') {
         Some(last_slash @ 1..) => path.get(..last_slash).unwrap_or("/"),
         _ => "/",

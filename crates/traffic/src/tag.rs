@@ -169,6 +169,7 @@ impl CompiledTagRules {
         let available_target = target.filter(|(_, set)| self.has_instances(*set));
         let is_remainder =
             target.is_some_and(|(index, _)| rule.split.remainder_target == Some(index));
+        // The target for the remaining percentage is used only if the fallback has no instances.
         if let (Some((_, set)), true) = (available_target, !is_remainder || rule.fallback.is_none())
         {
             return Some(set);
@@ -198,7 +199,7 @@ impl CompiledTagRules {
         set: Option<SetId>,
         random: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
-        // If the port has no instances, the set of all instances is selected, because tags are not the cause.
+        // If the port has no instances at all, the set of all instances is selected: tags are not the cause of the failure.
         let is_port_empty = !self.has_instances(ALL_INSTANCES);
         let selected = set.or(is_port_empty.then_some(ALL_INSTANCES)).and_then(|set| {
             let instances = self.instances_by_set.get(set)?;

@@ -1,4 +1,5 @@
-//! Compiles the client-side traffic policies of a port, and has their counters, which all data threads share.
+//! Compiles the client-side traffic policies of a port, and counts the requests in progress for the limits of circuit
+//! breakers. All data threads share the counters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -99,32 +100,35 @@ impl PortTrafficPolicy {
     #[must_use]
     pub fn for_forwarded(called: &Self, own: Option<&Arc<Self>>) -> Arc<Self> {
         let no_policies = Self::default();
-        let port: &Self = own.map_or(&no_policies, |own| own);
+        let own_policy: &Self = own.map_or(&no_policies, |own| own);
         let combined_policy = Self {
-            outlier_detection: port
+            outlier_detection: own_policy
                 .outlier_detection
                 .clone()
                 .or_else(|| copy_policy(called.outlier_detection.as_ref())),
-            breaker: port.breaker.clone(),
+            breaker: own_policy.breaker.clone(),
             called_breaker: called.breaker.clone(),
-            faults: called.faults.clone().or_else(|| port.faults.clone()),
-            balancing: port.balancing.clone().or_else(|| copy_policy(called.balancing.as_ref())),
-            hedging: called.hedging.clone().or_else(|| port.hedging.clone()),
+            faults: called.faults.clone().or_else(|| own_policy.faults.clone()),
+            balancing: own_policy
+                .balancing
+                .clone()
+                .or_else(|| copy_policy(called.balancing.as_ref())),
+            hedging: called.hedging.clone().or_else(|| own_policy.hedging.clone()),
         };
         match own {
-            Some(own) if combined_policy.is_same(own) => Arc::clone(own),
+            Some(own) if combined_policy.has_same_policies(own) => Arc::clone(own),
             _ => Arc::new(combined_policy),
         }
     }
 
     /// True if all policies are the same objects as those of `other`.
-    fn is_same(&self, other: &Self) -> bool {
-        is_same(self.outlier_detection.as_ref(), other.outlier_detection.as_ref())
-            && is_same(self.breaker.as_ref(), other.breaker.as_ref())
-            && is_same(self.called_breaker.as_ref(), other.called_breaker.as_ref())
-            && is_same(self.faults.as_ref(), other.faults.as_ref())
-            && is_same(self.balancing.as_ref(), other.balancing.as_ref())
-            && is_same(self.hedging.as_ref(), other.hedging.as_ref())
+    fn has_same_policies(&self, other: &Self) -> bool {
+        is_same_object(self.outlier_detection.as_ref(), other.outlier_detection.as_ref())
+            && is_same_object(self.breaker.as_ref(), other.breaker.as_ref())
+            && is_same_object(self.called_breaker.as_ref(), other.called_breaker.as_ref())
+            && is_same_object(self.faults.as_ref(), other.faults.as_ref())
+            && is_same_object(self.balancing.as_ref(), other.balancing.as_ref())
+            && is_same_object(self.hedging.as_ref(), other.hedging.as_ref())
     }
 
     /// Returns the names of all policies.
@@ -168,7 +172,7 @@ fn copy_policy<T: Clone>(policy: Option<&Arc<T>>) -> Option<Arc<T>> {
 }
 
 /// True if both are the same object, or both are absent.
-fn is_same<T>(left: Option<&Arc<T>>, right: Option<&Arc<T>>) -> bool {
+fn is_same_object<T>(left: Option<&Arc<T>>, right: Option<&Arc<T>>) -> bool {
     match (left, right) {
         (None, None) => true,
         (Some(left), Some(right)) => Arc::ptr_eq(left, right),
@@ -220,7 +224,7 @@ pub enum CountResult {
 }
 
 impl LimitedCount {
-    /// Increments the count, if the limit permits it.
+    /// Increments the count, if the limit permits it. The order is relaxed, because no other memory depends on the count.
     pub fn try_increment(&self) -> CountResult {
         let Some(limit) = self.limit else {
             return CountResult::Unlimited;

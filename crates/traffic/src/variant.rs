@@ -151,6 +151,7 @@ impl PathVariants {
         let (mut byte_kinds, mut previous) = (0, 0);
         for byte in path.bytes() {
             byte_kinds |= BYTE_KINDS[usize::from(byte)];
+            // Normalization removes the empty element between two slashes; 1 is `CHANGED`.
             byte_kinds |= u8::from(byte == b'/' && previous == b'/');
             previous = byte;
         }
@@ -391,7 +392,8 @@ impl Element {
     }
 }
 
-/// The kind of bytes that normalization may change.
+/// The kind of bytes that normalization may change: escapes, backslashes, `;` before parameters, `$` of NTFS streams, upper
+/// case, and bytes that are not visible ASCII. Each kind is one bit, so that the kinds of all bytes can be combined.
 const CHANGED: u8 = 1;
 /// The kind of a dot.
 const DOT: u8 = 2;
@@ -416,6 +418,7 @@ const BYTE_KINDS: [u8; 256] = {
 
 /// True if a path has more or longer stems than are compared with rules.
 fn has_many_stems(path: &str) -> bool {
+    // A path has at most one stem per byte.
     if path.len() <= MAX_STEMS {
         return false;
     }

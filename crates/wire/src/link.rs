@@ -36,7 +36,9 @@ pub struct Link {
     peer_limits: LinkLimits,
     /// True if the peer's HELLO announces support for rejection reasons.
     peer_reads_reasons: bool,
+    /// True if the peer's HELLO has arrived.
     hello_received: bool,
+    /// The open streams.
     streams: HashMap<StreamId, StreamState, BuildHasherDefault<StreamIdHasher>>,
     /// The last stream that the opener opened, as far as this side knows.
     last_stream: StreamId,
@@ -54,6 +56,7 @@ pub struct Link {
     allowances: FrameAllowances,
     /// Streams that received credit through the peer's HELLO and whose [`LinkEvent::Credit`] is not yet reported.
     credited_streams: Vec<StreamId>,
+    /// The violation of the peer that ended the link; `None` while the link works.
     fatal_error: Option<LinkError>,
 }
 
@@ -66,7 +69,7 @@ pub enum Role {
     Acceptor,
 }
 
-/// The content of a stream.
+/// The kind of traffic that a stream carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StreamKind {
     /// One request and its response.
@@ -95,7 +98,7 @@ pub enum LinkEvent {
     },
     /// A response head. Only for the opener.
     Head {
-        /// The stream.
+        /// The stream of the request.
         stream: StreamId,
         /// The response head, or the metadata of the TCP connection.
         head: Bytes,
@@ -108,7 +111,7 @@ pub enum LinkEvent {
     },
     /// Bytes of a body or a TCP connection. Acknowledge them with [`Link::record_consumed`].
     Data {
-        /// The stream.
+        /// The stream that carries the bytes.
         stream: StreamId,
         /// The bytes; empty only together with `end_stream`.
         data: Bytes,
@@ -117,16 +120,16 @@ pub enum LinkEvent {
     },
     /// The trailer section of a body. The peer sends nothing more on this stream.
     Trailers {
-        /// The stream.
+        /// The stream of the body.
         stream: StreamId,
         /// The section in HTTP/1.1 format.
         trailers: Bytes,
     },
     /// The peer reset the stream in both directions.
     Reset {
-        /// The stream.
+        /// The stream, which is removed from the link.
         stream: StreamId,
-        /// The reason code.
+        /// The reason of the reset.
         code: ResetCode,
         /// The label of the rejection reason; empty if the peer sent none.
         reason: Bytes,
@@ -144,7 +147,7 @@ pub enum LinkEvent {
     GoAway {
         /// The last stream that the peer processes.
         last_stream: StreamId,
-        /// The reason code.
+        /// The reason for which the peer ends the creation of streams.
         code: GoAwayCode,
     },
     /// The PONG to a [`Link::ping`] arrived.
@@ -178,7 +181,7 @@ impl Link {
         }
     }
 
-    /// Returns the pending output, which consists of whole frames. The caller removes the part that it has written.
+    /// Returns the pending output, which consists of whole frames. The caller removes the bytes that it has written.
     pub fn output(&mut self) -> &mut BytesMut {
         if std::mem::take(&mut self.pong_pending) {
             frame::write_empty(&mut self.output, frame::FrameKind::Pong);
@@ -276,7 +279,7 @@ impl Link {
         }
     }
 
-    /// Returns the limits of this side.
+    /// Returns the limits of this side, clamped to their ranges.
     #[must_use]
     pub fn own_limits(&self) -> &LinkLimits {
         &self.own_limits
@@ -316,7 +319,7 @@ impl Link {
     }
 }
 
-/// The protocol version.
+/// The version of the link protocol, which HELLO and the ALPN name contain.
 pub const VERSION: u16 = 1;
 /// The ALPN protocol name.
 pub const ALPN: &[u8] = b"leno/1";

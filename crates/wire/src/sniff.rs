@@ -4,7 +4,7 @@ mod first_line;
 
 pub use first_line::{FirstLine, FirstLineReader};
 
-/// The detected protocol of a connection.
+/// The protocol of a connection, as its first bytes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetectedProtocol {
     /// Undecided: call again with more bytes. Never returned for [`MAX_SNIFF_BYTES`] bytes.
@@ -50,6 +50,7 @@ fn sniff_tls(bytes: &[u8]) -> DetectedProtocol {
         |major| major == 3,
         // Servers ignore the minor version (RFC 8446 §5.1).
         |_minor| true,
+        // A record has at most 2^14 bytes (RFC 8446 §5.1).
         |length_high| length_high <= 0x40,
         |_length_low| true,
         |message| message == TLS_CLIENT_HELLO,
@@ -98,15 +99,20 @@ fn is_method_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_.!#$%&'*+^`|~".contains(&byte)
 }
 
+/// The beginning of the HTTP/2 preface (RFC 9113 §3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
+/// The type of a TLS record with handshake messages (RFC 8446 §5.1).
 const TLS_HANDSHAKE: u8 = 22;
+/// The type of the handshake message ClientHello (RFC 8446 §4).
 const TLS_CLIENT_HELLO: u8 = 1;
+/// The bytes between the target and the minor version of a request line.
 const VERSION_PREFIX: &[u8] = b" HTTP/1.";
 
 /// Methods that identify HTTP together with a slash or a scheme.
 const REGISTERED_METHODS: [&[u8]; 8] =
     [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"];
 
+/// The beginnings of a target after a registered method.
 const TARGET_PREFIXES: [&[u8]; 3] = [b"/", b"http://", b"https://"];
 
 /// The maximum length of a method, longer than any registered one (`UPDATEREDIRECTREF` has 17 letters).

@@ -1,4 +1,4 @@
-//! Parsers of metric points and log records printed by a collector.
+//! Parses the metric points and the log records that a collector prints.
 
 /// A metric point received by a collector.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -19,7 +19,7 @@ async fn wait_for_rejection(
             Err(message) => return message,
             Ok(()) => tokio::time::sleep(POLL_INTERVAL).await,
         }
-        // An object that was invalid before may stay invalid.
+        // The policies accept an update without changes, so the object must be created again.
         server.delete_object(kind, Some(namespace), name).await;
     }
     panic!("{kind} {name} is accepted in {namespace}")
@@ -71,7 +71,7 @@ fn ineffective_rules_are_rejected_by_the_api_server() {
         assert!(message.contains("spec.backends: is empty"), "{message}");
         let valid = json!({"spec": {"backends": backends, "sources": sources}});
         server.try_apply(INGRESS_BACKENDS, Some("shop"), "b", valid).await.unwrap();
-        // Rules that another mesh supports and Leno does not are a warning.
+        // Rules that another mesh may support, but not Leno, cause a warning.
         let ports = json!([{"number": 5432, "protocol": "tcp"}]);
         let egress = json!({"spec": {"hosts": ["db.example"], "ports": ports}});
         server.try_apply(EGRESSES, Some("shop"), "e", egress).await.unwrap();
@@ -106,7 +106,7 @@ fn policies_apply_only_to_namespaces_of_the_mesh() {
             let message =
                 wait_for_rejection(&server, name, INGRESS_BACKENDS, "b", &no_sources).await;
             assert!(message.contains("spec.sources: is empty"), "{message}");
-            // The warning policy may take effect later than the rejecting one.
+            // The policy that warns may take effect later than the policy that rejects.
             let mut attempts = 0..MAX_ATTEMPTS;
             while !server
                 .creation_warnings(EGRESSES, name, "e")
@@ -168,8 +168,8 @@ fn without_a_control_plane_only_pods_with_injection_are_rejected() {
     });
 }
 
-/// Returns a Pod as modified by the webhook.
-fn with_sidecar() -> Value {
+/// Returns a Pod with the containers that the webhook adds.
+fn pod_with_sidecar() -> Value {
     let image = "registry.example.org/leno:0.1.0";
     json!({
         "metadata": {},
@@ -211,7 +211,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
             json!({"metadata": {}, "spec": {"containers": [{"name": "a", "image": "none"}]}});
         let message = pod_rejection(&server, "shop", plain_pod).await;
         assert!(message.contains("the pod has no sidecar of the mesh"), "{message}");
-        server.try_apply("v1/Pod", Some("shop"), "good", with_sidecar()).await.unwrap();
+        server.try_apply("v1/Pod", Some("shop"), "good", pod_with_sidecar()).await.unwrap();
         for (pointer, value, expected) in [
             ("/spec/initContainers/1/image", json!("evil.example/leno:0.1.0"), "has no sidecar"),
             ("/spec/initContainers/0/image", json!("evil.example/a:1"), "another container runs"),
@@ -225,7 +225,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
             ),
             ("/spec/containers/0/securityContext", json!({"privileged": true}), "could change"),
         ] {
-            let mut pod = with_sidecar();
+            let mut pod = pod_with_sidecar();
             let (parent, key) = pointer.rsplit_once('/').unwrap();
             pod.pointer_mut(parent).unwrap()[key] = value;
             let message = server.try_apply("v1/Pod", Some("shop"), "bad", pod).await.unwrap_err();
@@ -256,4 +256,5 @@ const INGRESS_BACKENDS: &str = "policy.openservicemesh.io/v1alpha1/IngressBacken
 const EGRESSES: &str = "policy.openservicemesh.io/v1alpha1/Egress";
 const WEBHOOK_CONFIGURATIONS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(500);
+/// The maximum number of attempts, one per `POLL_INTERVAL`: policies take effect with a delay.
 const MAX_ATTEMPTS: usize = 120;

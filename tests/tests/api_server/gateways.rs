@@ -41,7 +41,7 @@ fn a_gateway_gets_its_configuration_status_and_resources() {
         server.apply_object(GATEWAY_CLASS, None, "leno", class).await;
         let mut updates = GatewayUpdates::start(&server).await;
         create_service_with_endpoints(&server).await;
-        let (chain, key) = generate_pair();
+        let (chain, key) = generate_certificate();
         let data = json!({"tls.crt": chain, "tls.key": key});
         let secret = json!({"type": "kubernetes.io/tls", "stringData": data});
         server.apply_object("v1/Secret", Some("shop"), "cert", secret).await;
@@ -116,7 +116,7 @@ async fn assert_removal(server: &ApiServerProcess, updates: &mut GatewayUpdates)
         .await;
 }
 
-/// The gateway part of a control plane, and the updates that it received.
+/// The tasks of a control plane that gateways need, and the objects in the updates of its source.
 struct GatewayUpdates {
     objects: BTreeMap<ObjectKey, Object>,
     update_receiver: mpsc::Receiver<RegistryUpdate>,
@@ -247,7 +247,7 @@ fn route_spec() -> Value {
 }
 
 /// Returns a self-signed certificate and its key.
-fn generate_pair() -> (String, String) {
+fn generate_certificate() -> (String, String) {
     let directory = tempfile::tempdir().unwrap();
     let (chain, key) = (directory.path().join("tls.crt"), directory.path().join("tls.key"));
     let arguments =

@@ -1,5 +1,5 @@
-//! The CEL rules in the schemas of our kinds, evaluated by a real API server: each rejects documents that
-//! violate only it, with its message, and accepts others.
+//! The CEL rules in the schemas of our kinds, evaluated by a real API server. Each rule rejects documents that
+//! violate only this rule, with its message, and accepts other documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -16,7 +16,7 @@ use leno_tests::eventually;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Runs a test.
+/// Runs a test on a runtime with one thread.
 pub(crate) fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(test);
@@ -62,7 +62,7 @@ impl ApiServerProcess {
         let program = fs::read_link(format!("/proc/{id}/exe")).unwrap();
         let arguments: Vec<String> = command_line
             .split(|byte| *byte == 0)
-            .map(|variable| String::from_utf8(variable.to_vec()).unwrap())
+            .map(|argument| String::from_utf8(argument.to_vec()).unwrap())
             .collect();
         let arguments: Vec<&String> =
             arguments.iter().filter(|argument| !argument.is_empty()).collect();
@@ -84,8 +84,8 @@ impl ApiServerProcess {
         self.restarted_server = Some(child);
         let admin = self.admin_client().await;
         let deadline = Instant::now() + MAX_WAIT;
-        let ready = || http::Request::get("/readyz").body(Vec::new()).unwrap();
-        while admin.request_text(ready()).await.is_err() {
+        let readiness_request = || http::Request::get("/readyz").body(Vec::new()).unwrap();
+        while admin.request_text(readiness_request()).await.is_err() {
             let log = || fs::read_to_string(file("apiserver-2.log")).unwrap_or_default();
             assert!(Instant::now() < deadline, "the API server does not come back: {}", log());
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -93,7 +93,7 @@ impl ApiServerProcess {
         self.admin = admin;
     }
 
-    /// Writes an object, named as `group/version/Kind`; retries while the server starts.
+    /// Writes an object of a `kind` such as `group/version/Kind`; retries while the server starts.
     pub(crate) async fn apply_object(
         &self,
         kind: &str,
@@ -223,7 +223,7 @@ impl ApiServerProcess {
         self.apply_object("v1/Service", Some("shop"), name, service).await;
     }
 
-    /// Defines a kind without a schema, named as `group/version/Kind`, and waits until it is served.
+    /// Defines a `kind` such as `group/version/Kind` without a schema, and waits until it is served.
     pub(crate) async fn define_kind(&self, kind: &str) {
         let (_, resource) = self.dynamic_api(kind, None);
         let ApiResource { group, version, kind, plural, api_version } = resource;
@@ -283,7 +283,7 @@ impl ApiServerProcess {
         object.map(|object| serde_json::to_value(object).unwrap())
     }
 
-    /// Waits until an object satisfies a condition, and returns it; null while it does not exist.
+    /// Waits until an object satisfies a condition, and returns it. An object that does not exist is null.
     pub(crate) async fn wait_until(
         &self,
         kind: &str,
@@ -367,6 +367,7 @@ impl Drop for ApiServerProcess {
     fn drop(&mut self) {
         let output = Command::new(script_path()).arg("down").arg(self.directory.path()).output();
         if let Some(child) = &mut self.restarted_server {
+            // The script has stopped the process.
             child.wait().ok();
         }
         assert!(

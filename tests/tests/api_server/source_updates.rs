@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The objects of a source after all its updates, and what the updates reported.
+/// The objects of a source after all its updates, and the rejections and warnings of the last update.
 pub(crate) struct SourceUpdates {
     pub(crate) objects: BTreeMap<ObjectKey, Object>,
     pub(crate) rejected: Vec<RejectedDocument>,

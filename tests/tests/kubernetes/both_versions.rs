@@ -20,10 +20,10 @@ fn has_both_ip_versions() -> bool {
     ranges.contains("::")
 }
 
-/// Returns a metric of a Pod's sidecar; 0 if it is absent.
-fn sidecar_metric(namespace: &TestNamespace, from: &str, address: &str, metric: &str) -> u64 {
+/// Returns the sum of the metrics of a Pod's sidecar that begin with `metric`; 0 if there are none.
+fn sidecar_metric(namespace: &TestNamespace, client: &str, address: &str, metric: &str) -> u64 {
     let url = format!("http://{address}:15020/metrics");
-    let metrics = namespace.curl(from, &[&url]).body;
+    let metrics = namespace.curl(client, &[&url]).body;
     let lines = metrics.lines().filter(|line| line.starts_with(metric));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }

@@ -94,7 +94,7 @@ fn plaintext_grpc_is_routed_and_encrypted_grpc_is_forwarded_as_tcp() {
     expect_call(&namespace, &secure, RESET_OUTPUT);
     namespace.apply_manifests(&POLICIES.replace("NAMESPACE", namespace.name()));
     expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), SERVED_OUTPUT);
-    // The server does not implement the other service, and would report that itself.
+    // The server does not implement this method either, but would report that with another description.
     expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Other"), NO_ROUTE_OUTPUT);
     expect_call(&namespace, &secure, SERVED_OUTPUT);
     expect_stdout(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));

@@ -40,7 +40,7 @@ fn every_client_reaches_every_replica() {
     for client in clients {
         namespace.expect_reached(client, &["http://server/"], &pods);
         namespace.expect_curl(client, &["http://headless:8080/"], 0, 200);
-        // A client may choose any address; each leads to the Pod that has it.
+        // A client may select any address, and reaches the Pod with this address.
         for pod_and_address in pods_and_addresses.chunks_exact(2) {
             let resolved = format!("headless:8080:{}", pod_and_address[1]);
             let url = "http://headless:8080/";

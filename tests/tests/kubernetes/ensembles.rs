@@ -75,6 +75,7 @@ fn peers_connect_by_name_to_every_port_of_a_route() {
     for port in ports {
         for peer in 0..3 {
             let line = format!("{port} pod=peer-{peer} line=hello\n");
+            // No policy allows port 4888, so the response is empty.
             expected += if port == 4888 { "4888\n" } else { &line };
         }
     }

@@ -49,8 +49,8 @@ fn issue_certificate(account: &str, namespace: &TestNamespace) -> String {
         + &leaf_key.serialize_pem()
 }
 
-/// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports it after the
-/// handshake, while the client sends its request (55) or waits for the response (56).
+/// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports the missing certificate
+/// after the handshake, while the client sends its request (55) or waits for the response (56).
 fn wait_until_rejected(external_namespace: &TestNamespace, url: &str) {
     eventually("requests without a certificate are reset", Duration::from_secs(90), || {
         let results =

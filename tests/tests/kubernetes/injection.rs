@@ -4,7 +4,8 @@ use leno_tests::cluster::{
     SidecarInjection, TestNamespace, expect_stdout, http_server, program_image,
 };
 
-/// Tells if a Pod has a sidecar in a namespace with this metadata. `pod_metadata` is added to that of the Pod.
+/// Returns true if a Pod gets a sidecar in a namespace with this metadata. `pod_metadata` is added to the metadata of
+/// the Pod.
 fn has_sidecar(metadata: &str, pod_metadata: &str) -> bool {
     let namespace = TestNamespace::with_metadata("injected", metadata);
     namespace.apply_manifests(&http_server("server", 1, pod_metadata));

@@ -1,6 +1,6 @@
-//! A namespace joins and leaves the mesh while clients in the mesh send requests: none fails. Each request has
-//! its own connection: a connection to a Service outside the mesh is bound to one Pod and ends with it, as
-//! without a mesh.
+//! A namespace joins and leaves the mesh while clients in the mesh send requests, and no request fails. Each request
+//! has its own connection, because a connection to a Service outside the mesh is bound to one Pod and ends with it,
+//! as without a mesh.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -182,7 +182,7 @@ fn pods_of_a_stateful_set_are_reached_by_name_while_they_join() {
         }
     };
     expect_reachable();
-    // One of three joins, then the others.
+    // One of three Pods joins, then the others.
     for (partition, meshed_count) in [(2, 1), (0, 3)] {
         let update = format!(
             "{{\"spec\":{{\"updateStrategy\":{{\"rollingUpdate\":{{\"partition\":{partition}}}}}}}}}"
@@ -247,12 +247,13 @@ struct StopListing<'a>(&'a AtomicBool);
 
 impl Drop for StopListing<'_> {
     fn drop(&mut self) {
+        // The flag alone is shared, so no ordering with other memory is needed.
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 /// An external controller lists the ready Pods for a Service without a selector. The cluster network would
-/// forward plaintext to the meshed ones.
+/// forward plaintext to the meshed Pods.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn manual_endpoints_join_and_leave_without_a_failed_request() {

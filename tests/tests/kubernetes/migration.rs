@@ -69,7 +69,8 @@ impl Drop for OtherMesh {
     }
 }
 
-/// Returns if the Pods of an application have a sidecar of Leno, and if they have one of the other mesh.
+/// Returns two flags about the Pods of an application: true if they have a sidecar of Leno, and true if they have a
+/// sidecar of the other mesh.
 fn sidecars_present(namespace: &TestNamespace, app: &str) -> (bool, bool) {
     let containers = namespace.list_containers(app);
     (containers.contains("leno-proxy"), containers.split(' ').any(|name| name == "envoy"))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl};
 use leno_tests::eventually;
 
-/// One client may send any request, another one only requests for `/foo`.
+/// The account `one` may send any request, the account `two` only requests for `/foo`.
 const TRAFFIC_TARGETS: &str = "
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -201,7 +201,7 @@ fn an_ingress_backend_admits_the_pods_of_a_service() {
     namespace.apply_manifests(&ingress_backend("IngressBackend"));
     external_namespace.expect_curl("ingress", &[&url], 0, 200);
     external_namespace.expect_curl("other", &[&url], 56, 0);
-    // Another object for the same port has a status that it has no effect.
+    // Another object for the same port reports in its status that it has no effect.
     namespace.apply_manifests(&ingress_backend("AccessControl"));
     let expect_status = |kind: &str, expected: &str| {
         let path = "jsonpath={.status.currentStatus}";

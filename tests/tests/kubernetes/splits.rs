@@ -26,15 +26,15 @@ fn equal_split(root: &str, backends: &[&str]) -> String {
 /// Returns the manifests of a route of this kind, and of targets that allow the clients' accounts to call the
 /// servers' accounts by it.
 fn traffic_targets(
-    servers: (&TestNamespace, &[&str]),
-    clients: (&TestNamespace, &[&str]),
+    (server_namespace, servers): (&TestNamespace, &[&str]),
+    (client_namespace, clients): (&TestNamespace, &[&str]),
     kind: &str,
 ) -> String {
     let sources: Vec<String> = clients
-        .1
         .iter()
         .map(|name| {
-            format!("{{kind: ServiceAccount, name: {name}, namespace: {}}}", clients.0.name())
+            let namespace = client_namespace.name();
+            format!("{{kind: ServiceAccount, name: {name}, namespace: {namespace}}}")
         })
         .collect();
     let sources = sources.join(", ");
@@ -48,13 +48,13 @@ fn traffic_targets(
             "---\n{{apiVersion: access.smi-spec.io/v1alpha3, kind: TrafficTarget, metadata: {{name: {name}}}, spec: {{
   destination: {{kind: ServiceAccount, name: {name}, namespace: {namespace}}},
   rules: [{{kind: {kind}, name: all{matches}}}], sources: [{sources}]}}}}\n",
-            namespace = servers.0.name()
+            namespace = server_namespace.name()
         )
     };
     let route = format!(
         "---\n{{apiVersion: specs.smi-spec.io/v1alpha4, kind: {kind}, metadata: {{name: all}}, spec: {{{spec}}}}}\n"
     );
-    route + &servers.1.iter().map(target).collect::<String>()
+    route + &servers.iter().map(target).collect::<String>()
 }
 
 #[test]

@@ -26,6 +26,7 @@ pub(super) fn exchange_line(namespace: &TestNamespace, client: &str, server: &st
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Waits until the response to one line is the expected one.
 pub(super) fn expect_lines(
     namespace: &TestNamespace,
     client: &str,

@@ -1,4 +1,4 @@
-//! Authorization through real sidecars: modes and policies, changed while requests are in flight.
+//! Authorization through real sidecars: default policies and rules that change while connections are open.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use leno_tests::manifests::{client_manifest, server_manifest, server_with_protocol};
 use leno_tests::{Response, TestApplication, TestConnection, TestMesh, eventually, free_port, get};
 
+/// A mesh in which `web` calls `stock`, and the outbound listener for these calls.
 struct Shop {
     mesh: TestMesh,
     listener: SocketAddr,
@@ -53,7 +54,7 @@ impl Shop {
     }
 
     /// Returns the number of dry-run denials for a reason.
-    fn audited_denials(&self, reason: &str) -> f64 {
+    fn dry_run_denials(&self, reason: &str) -> f64 {
         let series = format!(
             "leno_dry_run_denials_total{{direction=\"inbound\",destination_service=\"shop/stock\",destination_port=\"{}\",\
              route=\"\",peer=\"shop/web\",protocol=\"http\",reason=\"{reason}\"}}",
@@ -79,20 +80,20 @@ fn dry_run_counts_the_requests_that_deny_would_reject() {
     let dry_run = mesh_settings("deny", ", namespaces: [{name: shop, defaultPolicy: dry-run}]");
     shop.rewrite_manifests(&dry_run, "");
     shop.wait_for_response("/items", (200, None));
-    let denials_before = shop.audited_denials("denied");
+    let denials_before = shop.dry_run_denials("denied");
     assert!(denials_before >= 1.0, "{denials_before}");
     let mut connection = TestConnection::open(shop.listener).unwrap();
     for _ in 0..5 {
         assert_eq!(connection.get("/items").unwrap().status, 200);
     }
-    assert_eq!(shop.audited_denials("denied") - denials_before, 5.0);
+    assert_eq!(shop.dry_run_denials("denied") - denials_before, 5.0);
     let output = shop.explain_request("/items");
     assert!(
         output.contains("allowed by default policy dry-run; with default policy deny 403 denied"),
         "{output}"
     );
     assert!(output.contains("verdict   200-range"), "{output}");
-    // The mode of a workload takes precedence over that of its namespace.
+    // The default policy of a workload takes precedence over that of its namespace.
     shop.rewrite_manifests(&dry_run, "  defaultPolicy: deny\n");
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
 }

@@ -11,7 +11,7 @@ mod java;
 use std::time::Duration;
 
 use leno_tests::{
-    PagePart, RenderedPage, TestProgram, child_processes, eventually, is_running, leno_command,
+    PageElement, RenderedPage, TestProgram, child_processes, eventually, is_running, leno_command,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -159,31 +159,38 @@ fn suites_report_their_figures_in_the_form_of_published_tables() {
 fn the_page_shows_tables_and_plots_in_a_browser() {
     let home = tempfile::tempdir().unwrap();
     let page = home.path().join("report.html");
-    let shown = page.to_str().unwrap();
+    let page_path = page.to_str().unwrap();
     let arguments =
-        ["gateway-ratings", "--contenders", "none,leno", "--cores", "1", "--html", shown];
+        ["gateway-ratings", "--contenders", "none,leno", "--cores", "1", "--html", page_path];
     run_bench(&home, &arguments);
     let text = std::fs::read_to_string(&page).unwrap();
     let external_references = ["src=", "href=\"http", "@import", "<script"];
     assert!(
-        !external_references.iter().any(|part| text.contains(part)),
+        !external_references.iter().any(|reference| text.contains(reference)),
         "the page refers to no other file"
     );
-    let shown = RenderedPage::open_page(&page, home.path());
-    for part in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
-        assert!(shown.document.contains(part), "{part} is missing in {}", shown.document);
+    let rendered = RenderedPage::open_page(&page, home.path());
+    for text in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
+        assert!(rendered.document.contains(text), "{text} is missing in {}", rendered.document);
     }
-    let count_large_parts = |tag: &str| {
-        let parts = shown.parts.iter().filter(|part| part.tag == tag);
-        let large_parts: Vec<&PagePart> =
-            parts.filter(|part| part.width >= 300 && part.height >= 60).collect();
-        for part in &large_parts {
-            assert!(shown.count_colors(part) >= MIN_COLORS, "{part:?} has no visible content");
+    let count_large_elements = |tag: &str| {
+        let elements = rendered.elements.iter().filter(|element| element.tag == tag);
+        let large_elements: Vec<&PageElement> =
+            elements.filter(|element| element.width >= 300 && element.height >= 60).collect();
+        for element in &large_elements {
+            assert!(
+                rendered.count_colors(element) >= MIN_COLORS,
+                "{element:?} has no visible content"
+            );
         }
-        large_parts.len()
+        large_elements.len()
     };
-    // One table in the published form for each link, and the published table; four plots.
-    assert!(count_large_parts("table") >= 4 && count_large_parts("svg") >= 4, "{:#?}", shown.parts);
+    // The table in the published form, one table for each of the two cases, and the published table; four plots.
+    assert!(
+        count_large_elements("table") >= 4 && count_large_elements("svg") >= 4,
+        "{:#?}",
+        rendered.elements
+    );
 }
 
 #[test]
@@ -213,5 +220,5 @@ fn an_interrupted_benchmark_leaves_no_process() {
 
 const SHORT_RUN_OPTIONS: [&str; 6] = ["--duration", "2s", "--warmup", "200ms", "--repeats", "1"];
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// The minimum number of colors of a visible part: background, lines, text and antialiasing.
+/// The minimum number of colors of a visible element: background, lines, text and antialiasing.
 const MIN_COLORS: usize = 8;

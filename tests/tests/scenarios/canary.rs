@@ -134,7 +134,7 @@ impl Canary {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Returns *In force* of a policy, and the reason if it is not.
+    /// Returns true if a policy of the service `api` is in force, and otherwise the reason why it is not.
     fn policy_in_force(&self, kind: &str) -> (bool, String) {
         let policies = self.mesh.get_json("policies");
         let policies = policies.as_array().expect("a list");
@@ -213,7 +213,7 @@ fn faults_of_the_called_service_are_injected_before_a_backend_is_selected() {
 
 #[test]
 fn outlier_detection_of_the_called_service_ejects_at_its_failure_threshold() {
-    let (v2, _) = (start_holding_application().0, ());
+    let (v2, _) = start_holding_application();
     let failure_count = Arc::new(AtomicUsize::new(0));
     let failure_counter = failure_count.clone();
     let broken = TestApplication::start(move |_| {

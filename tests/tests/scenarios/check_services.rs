@@ -174,7 +174,7 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 3}
 ";
 
-/// Starts a rate limit service with its own Redis.
+/// Starts a rate limit service with its own Redis. Returns both programs, and the gRPC port of the service.
 fn start_rate_limiter(directory: &Path) -> (TestProgram, TestProgram, u16) {
     let (redis_port, grpc_port) = (free_port(), free_port());
     let mut command = Command::new("redis-server");

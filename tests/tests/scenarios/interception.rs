@@ -172,6 +172,7 @@ struct PodNetwork {
     running_programs: Vec<TestProgram>,
 }
 
+// The hosts of the network, by the last byte of their addresses.
 const CLIENT: u32 = 2;
 const SERVER: u32 = 3;
 const EXTERNAL_CLIENT: u32 = 4;

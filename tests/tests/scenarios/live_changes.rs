@@ -24,7 +24,7 @@ class S(http.server.ThreadingHTTPServer):\n\
 \x20 request_queue_size=128\n\
 for port in sys.argv[2:]: threading.Thread(target=S(('127.0.0.1',int(port)),H).serve_forever).start()\n";
 
-/// A state of the workload.
+/// The changeable fields of the workload.
 #[derive(Debug, Clone)]
 struct WorkloadVariant {
     /// The HTTP port and the TCP port.
@@ -123,15 +123,15 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
         ("TCP", start_load(&["--disable-keepalive", "-c", "100"], listeners[1])),
     ];
     let changes = ["port", "account", "run", "port account", "port account run"];
-    for (number, changed_parts) in changes.iter().cycle().take(10).enumerate() {
-        if changed_parts.contains("port") {
+    for (number, changed_fields) in changes.iter().cycle().take(10).enumerate() {
+        if changed_fields.contains("port") {
             // The command of the application contains the ports.
             variant.ports = ports[usize::from(variant.ports == ports[0])];
         }
-        if changed_parts.contains("account") {
+        if changed_fields.contains("account") {
             variant.account = if variant.account == "ratings" { "reviews" } else { "ratings" };
         }
-        if changed_parts.contains("run") {
+        if changed_fields.contains("run") {
             variant.word = (number + 1).to_string();
         }
         mesh.write("mesh.yaml", &variant.mesh_manifests(listeners));

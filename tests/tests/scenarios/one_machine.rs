@@ -20,6 +20,7 @@ spec:
   rules: [{kind: HTTPRouteGroup, name: ratings-http, matches: [read]}]
 ";
 
+/// A mesh with one web server, and the listener through which the other workload calls it.
 struct Shop {
     mesh: TestMesh,
     listener: SocketAddr,

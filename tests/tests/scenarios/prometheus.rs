@@ -125,7 +125,7 @@ fn prometheus_scrapes_metrics_and_exemplars_of_both_planes() {
     // Every target is up, so each page is parsed completely.
     eventually("all targets are up", MAX_WAIT, || {
         let up_values = prometheus.wait_for_values("up");
-        (up_values.len() == 3 && up_values.iter().all(|up_values| *up_values > 0.0)).then_some(())
+        (up_values.len() == 3 && up_values.iter().all(|up_value| *up_value > 0.0)).then_some(())
     });
     let requests_query = "leno_requests_total{destination_service=\"shop/stock\",direction=\"inbound\",code=\"2xx\"}";
     assert!(prometheus.wait_for_values(requests_query)[0] >= 1.0);

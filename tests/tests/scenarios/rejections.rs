@@ -94,7 +94,8 @@ const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n   
 const ONE_PER_HOUR: &str = "rules: [{requests: 1, per: 1h}]";
 const ONE_AT_A_TIME: &str = "concurrency: {requests: 1}";
 
-fn permissive_cases() -> Vec<RejectionCase> {
+/// Returns the cases in a mesh with the default policy allow.
+fn default_allow_cases() -> Vec<RejectionCase> {
     [separate_cases(), server_cases(), client_cases()].into_iter().flatten().collect()
 }
 
@@ -112,6 +113,7 @@ fn separate_cases() -> Vec<RejectionCase> {
     cases.into_iter().map(|case| RejectionCase { protocol: SEPARATE_CONNECTIONS, ..case }).collect()
 }
 
+/// Returns cases in which the server's sidecar rejects the requests.
 fn server_cases() -> Vec<RejectionCase> {
     let connection_limit = "connections: {count: 1, per: 1h}";
     let authorizer_reference = "service: {name: authorizer, port: 9080}";
@@ -141,6 +143,7 @@ fn server_cases() -> Vec<RejectionCase> {
     ]
 }
 
+/// Returns cases in which the client's sidecar rejects the requests.
 fn client_cases() -> Vec<RejectionCase> {
     let abort_rule = "rules: [{name: all, abort: {httpStatus: 418}}]";
     let full_case =
@@ -167,7 +170,8 @@ fn client_cases() -> Vec<RejectionCase> {
         .collect()
 }
 
-fn strict_cases() -> Vec<RejectionCase> {
+/// Returns the cases in a mesh with the default policy deny.
+fn default_deny_cases() -> Vec<RejectionCase> {
     let read = |service: &str| http_access_manifest("web", service, "/read");
     let not_allowed = |service, protocol| RejectionCase {
         protocol,
@@ -440,12 +444,12 @@ fn check_views(shop: &Shop, case: &RejectionCase, listener: u16) {
 
 #[test]
 fn every_view_shows_a_rejection_as_a_failure_with_its_reason() {
-    check_cases("allow", &permissive_cases());
+    check_cases("allow", &default_allow_cases());
 }
 
 #[test]
 fn every_view_shows_a_denial_in_strict_mode_with_its_reason() {
-    check_cases("deny", &strict_cases());
+    check_cases("deny", &default_deny_cases());
 }
 
 #[test]

@@ -65,7 +65,7 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
         shop
     }
 
-    /// Replaces the shares of the root.
+    /// Replaces the backends of `stock` and their weights.
     fn replace_split(&self, backends: &[(&str, u32)]) {
         self.mesh.write("split.yaml", &split_manifest("all", "", backends));
     }
@@ -146,7 +146,7 @@ fn assert_shares(counts: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
 #[test]
 fn requests_are_split_by_weight_and_changes_apply_live() {
     let shop = Shop::start_shop("HTTP");
-    // The root is one of its own backends.
+    // The split service is itself one of the backends.
     let backends = [("stock", 1), ("stock-v1", 1), ("stock-v2", 2)];
     shop.replace_split(&backends);
     shop.wait_for_backend("stock-v2");

@@ -135,6 +135,7 @@ fn an_application_runs_in_its_directory_as_its_user() {
     }
 }
 
+/// Starts `leno up` with `mesh.yaml` of this directory and waits until the mesh is ready.
 fn start_mesh(directory: &Path) -> TestProgram {
     let mut command = leno_command();
     command
@@ -148,6 +149,7 @@ fn start_mesh(directory: &Path) -> TestProgram {
     up
 }
 
+/// Returns the output of `leno get TOPIC` for the mesh in this directory.
 fn get_json(directory: &Path, topic: &str) -> Value {
     let mut command = leno_command();
     let output =

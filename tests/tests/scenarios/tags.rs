@@ -69,6 +69,7 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
     )
 }
 
+/// A mesh with three versions of `orders`, and the listener through which `web` calls them.
 struct Shop {
     mesh: TestMesh,
     listener: SocketAddr,

@@ -14,6 +14,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+/// A mesh with the service `stock`, and the listener through which `web` calls it.
 struct Shop {
     mesh: TestMesh,
     listener: SocketAddr,

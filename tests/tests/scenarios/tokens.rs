@@ -121,7 +121,7 @@ fn claims_with(name: &str, value: Value) -> Value {
 }
 
 /// Returns a mesh that denies by default, in which tokens with a group have access to `stock`.
-fn strict_manifests(port: u16, listener: u16, jwks: &str) -> String {
+fn default_deny_manifests(port: u16, listener: u16, jwks: &str) -> String {
     let token_rules = format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -191,7 +191,7 @@ fn tokens_are_verified_with_keys_that_the_control_plane_refreshes() {
         format!("{{url: \"https://localhost:{}/keys.json\", refreshInterval: 1s}}", issuer.port);
     let roots_file = issuer.path_text("roots.pem");
     let mesh = TestMesh::up_with(
-        &strict_manifests(stock.port(), listener, &jwks),
+        &default_deny_manifests(stock.port(), listener, &jwks),
         &["--jwks-ca", &roots_file],
     );
     let valid_token = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
@@ -253,7 +253,7 @@ fn tokens_are_verified_with_keys_that_the_control_plane_refreshes() {
 fn changes_of_a_key_file_apply_live() {
     let (issuer, stock, listener) = (TokenIssuer::new(), start_stock(), free_port());
     issuer.generate_key("one");
-    let mesh = TestMesh::up(&strict_manifests(stock.port(), listener, "{file: keys.jwks}"));
+    let mesh = TestMesh::up(&default_deny_manifests(stock.port(), listener, "{file: keys.jwks}"));
     let valid_token = issuer.sign_token("one", &valid_claims(&["writers"]));
     wait_for_status(
         listener,
@@ -284,7 +284,7 @@ fn keys_are_read_only_from_permitted_sources() {
         let jwks =
             format!("{{url: \"http://{host}:{}/keys.json\", refreshInterval: 1s}}", issuer.port());
         let mesh = TestMesh::up_with(
-            &strict_manifests(stock.port(), listener, &jwks),
+            &default_deny_manifests(stock.port(), listener, &jwks),
             &["--jwks-allow", "10.0.0.0/8"],
         );
         eventually("the rule reports the problem", MAX_WAIT, || {
@@ -294,7 +294,7 @@ fn keys_are_read_only_from_permitted_sources() {
     let directory = tempfile::tempdir().expect("a folder");
     let directory = directory.path().to_str().expect("a path of text");
     let mesh = TestMesh::up_with(
-        &strict_manifests(stock.port(), listener, "{file: keys.jwks}"),
+        &default_deny_manifests(stock.port(), listener, "{file: keys.jwks}"),
         &["--jwks-files", directory],
     );
     eventually("the rule reports the problem", MAX_WAIT, || {

@@ -180,7 +180,7 @@ fn measure_sentences(kind: &str, sentences: &[Sentence], figures: &mut BTreeMap<
     let opening = Regex::new(OPENINGS).expect("a pattern");
     let mut openings = Figure::default();
     for sentence in sentences {
-        // Questions may open so.
+        // Questions may open with these words.
         if opening.is_match(&sentence.text) && !sentence.text.trim_end().ends_with('?') {
             openings.value += 100.0 / sentences.len() as f64;
             openings.add_location(sentence.location());
@@ -271,6 +271,7 @@ fn sentences_by_kind(files: &[(String, String)]) -> Vec<(&'static str, Vec<Sente
             .iter()
             .any(|extension| path.ends_with(extension));
         if is_source {
+            // The doc comments of the command line are its help texts.
             let kind = usize::from(path.starts_with("crates/cli/src"));
             add_sentences(&mut kinds[kind].1, path, split_sentences(&comment_lines(text)));
         }

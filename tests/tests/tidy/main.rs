@@ -59,6 +59,7 @@ const FORBIDDEN_MODULES: &[&str] = &[
 /// Files that exceed the length limit, with their current length, which may only shrink.
 const LENGTH_EXCEPTIONS: &[(&str, usize)] = &[];
 
+/// The maximum number of lines of a file, without its tests.
 const MAX_FILE_LINES: usize = 600;
 
 #[test]

@@ -129,8 +129,8 @@ fn respond_to_all(
     let mut after_response = AfterResponse::KeepAlive;
     while let Some(head_bytes) = head_length(request_bytes.get(consumed_bytes..)?) {
         let head = request_bytes.get(consumed_bytes..consumed_bytes + head_bytes)?;
-        let mut request_line_parts = head.split(|byte| *byte == b' ');
-        let target = request_line_parts.nth(1)?;
+        let mut request_words = head.split(|byte| *byte == b' ');
+        let target = request_words.nth(1)?;
         backend_state.write_response(target_path(target), response_bytes);
         if has_connection_close(head) {
             after_response = AfterResponse::Close;
@@ -141,6 +141,7 @@ fn respond_to_all(
     (request_bytes.len() < MAX_HEAD_BYTES).then_some(after_response)
 }
 
+/// Returns the length of the first request head; `None` if it is incomplete.
 fn head_length(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|position| position + 4)
 }

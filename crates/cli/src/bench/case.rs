@@ -72,7 +72,7 @@ impl BenchCase {
     }
 }
 
-/// The choice of the applications that serve the requests behind the contenders.
+/// The applications that serve the requests behind the contenders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ApplicationKind {
@@ -108,7 +108,7 @@ impl ApplicationKind {
 #[derive(Debug)]
 pub(super) struct ApplicationProcesses {
     processes: Vec<BenchProcess>,
-    /// The ports of applications that count their responses.
+    /// The ports of applications that count their responses, and report the count at the path `/count`.
     pub(super) counting_ports: Vec<u16>,
 }
 
@@ -147,6 +147,7 @@ impl ApplicationProcesses {
                 }
             }
             Layout::Bookinfo => {
+                // The gateway calls ratings through the HTTP proxy of its sidecar.
                 let outbound = format!("http://127.0.0.1:{}", ports.port_for("outbound")?);
                 for service in ["ratings", "gateway"] {
                     let port = ports.port_for(service)?.to_string();
@@ -163,10 +164,11 @@ impl ApplicationProcesses {
                     let data = ports.port_for("data")?;
                     start(role, build_relay_spec(ports, role, &[data])?)?;
                 }
-                let listeners = ["listener-1", "listener-2", "listener-3"];
-                let listeners: Vec<u16> =
-                    listeners.iter().filter_map(|listener| ports.assigned_port(listener)).collect();
-                start("consumer", build_relay_spec(ports, "consumer", &listeners)?)?;
+                // The contender has assigned the ports: one listener of a sidecar, or each provider without a mesh.
+                let listener_roles = ["listener-1", "listener-2", "listener-3"];
+                let listener_ports: Vec<u16> =
+                    listener_roles.iter().filter_map(|role| ports.assigned_port(role)).collect();
+                start("consumer", build_relay_spec(ports, "consumer", &listener_ports)?)?;
             }
         }
         Ok(Self { processes, counting_ports })
@@ -200,8 +202,8 @@ impl ApplicationProcesses {
 
     /// Stops all applications.
     pub(super) async fn stop(self) {
-        for child in self.processes {
-            child.stop().await;
+        for process in self.processes {
+            process.stop().await;
         }
     }
 }

@@ -184,6 +184,7 @@ impl BenchProcess {
         drop(timeout(MAX_STOP_WAIT, self.process.wait()).await);
         self.send_signal(Signal::KILL);
         drop(timeout(MAX_STOP_WAIT, self.process.wait()).await);
+        // The system may reuse the ID of an empty group, so that `drop` must not send a signal to it.
         self.process_group = None;
     }
 

@@ -41,8 +41,8 @@ async fn serve_connection(stream: TcpStream) {
 /// Reads a request to its end and returns success.
 async fn accept_export(request: Request<Incoming>) -> hyper::Result<Response<Empty<Bytes>>> {
     let mut body = request.into_body();
-    while let Some(part) = body.frame().await {
-        part?;
+    while let Some(frame) = body.frame().await {
+        frame?;
     }
     Ok(Response::new(Empty::new()))
 }

@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<usize>);
 
-/// The cores of the two parts of a benchmark. The parts may have cores in common.
+/// The cores of the proxies, and those of their load. Both may have cores in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CoreAssignment {
     /// The cores of the proxies.
@@ -38,8 +38,8 @@ impl Cores {
         (!cores.is_empty()).then_some(Self(cores))
     }
 
-    /// Assigns the first `proxy_core_count` cores to the proxies and the others to the load; `None` if one part would
-    /// be empty.
+    /// Assigns the first `proxy_core_count` cores to the proxies and the others to the load; `None` if either would have
+    /// no core.
     pub(super) fn split(&self, proxy_core_count: usize) -> Option<CoreAssignment> {
         let (proxy_cores, load_cores) = self.0.split_at_checked(proxy_core_count)?;
         let has_both = !proxy_cores.is_empty() && !load_cores.is_empty();
@@ -83,7 +83,7 @@ impl Cores {
 }
 
 impl CoreAssignment {
-    /// True if both parts have a core in common.
+    /// True if the proxies and the load have a core in common.
     pub(super) fn shares_cores(&self) -> bool {
         self.proxy_cores.overlaps(&self.load_cores)
     }
@@ -97,8 +97,8 @@ impl FromStr for Cores {
         let invalid_list =
             || format!("`{text}` is not a list of cores: use for example 0, 0,2 or 0-3");
         let mut cores = Vec::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
+        for range in text.split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
             let first: usize = first.trim().parse().map_err(|_| invalid_list())?;
             let last: usize = last.trim().parse().map_err(|_| invalid_list())?;
             if first > last || last >= CpuSet::MAX_CPU {

@@ -50,7 +50,7 @@ pub(crate) struct CrowdArgs {
     plan: PathBuf,
 }
 
-/// The members of a crowd.
+/// The content of the plan file: the members of a crowd and their control plane.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CrowdConfig {
     /// The address of the control plane.
@@ -189,10 +189,10 @@ impl CrowdSidecar {
         let mut failure_count = 0;
         loop {
             let connect_result = match pending_stream.take() {
-                Some(pending_stream) => Ok(pending_stream),
+                Some(first_stream) => Ok(first_stream),
                 None => connect_with_credential(control_address, &credential).await,
             };
-            if let Ok(pending_stream) = connect_result {
+            if let Ok(stream) = connect_result {
                 failure_count = 0;
                 state.record_stream(true);
                 let hello = Hello {
@@ -211,14 +211,9 @@ impl CrowdSidecar {
                     answers_queries: false,
                     report: Default::default(),
                 };
-                let reason = follow_control_plane(
-                    pending_stream,
-                    hello,
-                    &mut subscriber,
-                    &mut requests,
-                    &mut apply,
-                )
-                .await;
+                let reason =
+                    follow_control_plane(stream, hello, &mut subscriber, &mut requests, &mut apply)
+                        .await;
                 state.record_stream(false);
                 tracing::debug!(workload = %member.workload, %reason, "disconnected");
             }

@@ -164,6 +164,8 @@ impl RunningLoad {
             anyhow::anyhow!("the load generator failed, {status}: {output}{log_tail}")
         };
         match &self.result_source {
+            // With a result, the exit status does not matter: `leno load` fails after it has printed that all requests
+            // failed.
             ResultSource::Printed => {
                 let json = output
                     .find('{')

@@ -16,7 +16,7 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// Formats a figure with significant digits and thousands separators.
+/// Formats a figure with about three significant digits, and with narrow no-break spaces between groups of thousands.
 pub(super) fn format_figure(value: f64) -> String {
     let magnitude = value.abs();
     match magnitude {
@@ -30,7 +30,7 @@ pub(super) fn format_figure(value: f64) -> String {
     }
 }
 
-/// Formats a figure for a terminal: significant digits without separators.
+/// Formats a figure for a terminal, like [`format_figure`] but without spaces.
 pub(super) fn format_plain(value: f64) -> String {
     format_figure(value).replace('\u{202f}', "")
 }

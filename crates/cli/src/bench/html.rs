@@ -112,6 +112,7 @@ fn render_headline(report: &SuiteReport) -> String {
         let ratio = case
             .contenders
             .get(&contender.name)
+            // A contender with fewer than two proxies does less work, such as `floor`.
             .filter(|outcome| outcome.cpu_us_per_request.processes.len() > 1)
             .and_then(|outcome| outcome.ratio_to_leno.as_ref()?.get("cpu_us_per_request"));
         if let Some(ratio) = ratio {

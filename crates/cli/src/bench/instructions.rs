@@ -50,6 +50,7 @@ impl InstructionCount {
             "-o".into(),
             counter_file.clone().into(),
         ]);
+        // perf counts until its command exits.
         let seconds = format!("{:.3}", measured_duration.as_secs_f64());
         command.extend(["--", "sleep", &seconds].map(Into::into));
         let perf_process = BenchProcess::start(&ProcessSpec::new(command), &dir.join("perf.log"))?;

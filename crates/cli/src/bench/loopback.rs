@@ -52,6 +52,7 @@ where
                     connections.spawn_local(serve_connection(stream));
                 }
             }
+            // Frees the memory of a finished connection.
             Some(_) = connections.join_next() => {}
         }
     }

@@ -63,6 +63,7 @@ fn field_value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
+/// Returns the name of the distribution from a file in the format of os-release(5); `Linux` if the file has none.
 fn pretty_name(release: &str) -> String {
     let line = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
     line.unwrap_or("Linux").trim_matches('"').to_owned()
@@ -73,6 +74,7 @@ fn parse_stolen_time(stat: &str) -> f64 {
     let line = stat.lines().next().unwrap_or_default();
     let cpu_times: Vec<f64> =
         line.split_ascii_whitespace().skip(1).filter_map(|text| text.parse().ok()).collect();
+    // The figures after the eighth are guest times, which the first two figures include.
     let total_time: f64 = cpu_times.iter().take(8).sum();
     cpu_times.get(7).filter(|_| total_time > 0.0).map_or(0.0, |stolen| stolen / total_time)
 }

@@ -21,11 +21,13 @@ use crate::ports::ChosenPorts;
 /// The cost of a mesh with a number of services.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct MeshServices {
+    /// The number of services in the mesh.
     pub(super) services: usize,
     /// The private memory of a sidecar that uses [`USED_SERVICES`] of the services.
     pub(super) sidecar_kib: u64,
     /// The number of services in the configuration of that sidecar.
     pub(super) known: u64,
+    /// The private memory of the control plane.
     pub(super) control_mib: f64,
 }
 
@@ -99,8 +101,8 @@ async fn start_and_measure(
         known: client_proxies.filter_map(|proxy| proxy["services"].as_u64()).sum(),
         control_mib: sample::memory_usage(&[control_pid]).private_kib as f64 / 1024.0,
     };
-    for child in [client, server, control_process, application_process] {
-        child.stop().await;
+    for process in [client, server, control_process, application_process] {
+        process.stop().await;
     }
     Ok(result)
 }
@@ -118,6 +120,7 @@ async fn start_sidecar(
         match mesh_socket.send_request("POST", &format!("/token?workload=bench/{name}")).await {
             Ok(token) => break token,
             Err(error) if Instant::now() > deadline => return Err(error),
+            // The control plane does not listen yet.
             Err(_) => sleep(POLL_INTERVAL).await,
         }
     };
@@ -168,6 +171,7 @@ fn write_manifests(
              spec:\n  serviceAccount: {name}\n"
         )?;
     }
+    // The client is the last workload so far, so that the listeners belong to it.
     manifests.push_str("  outbound:\n");
     for index in 0..USED_SERVICES.min(service_count) {
         let listener_address = ports.address_for(&format!("listener-{index}"))?;
@@ -176,6 +180,7 @@ fn write_manifests(
             "  - {{service: service-{index}.bench, port: 80, listen: \"{listener_address}\"}}"
         )?;
     }
+    // Only the server has an application port.
     let workload_manifests = manifests.replacen(
         "serviceAccount: server\n",
         &format!(

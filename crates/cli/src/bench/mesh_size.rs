@@ -25,12 +25,11 @@ use crate::admin_client;
 use crate::get::MeshSocket;
 use crate::ports::ChosenPorts;
 
-/// The number of sidecars in a mesh, and the number of real processes among them.
+/// The number of sidecars in a mesh, the number of real processes among them, and the choice to measure changes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CrowdSize {
     pub(super) sidecars: usize,
     pub(super) real_sidecars: usize,
-    /// The choice to measure changes in the running mesh.
     pub(super) changes: ChangeMeasurement,
 }
 
@@ -82,6 +81,7 @@ impl RunningMesh<'_, '_> {
         let control_pid = control_process.pid().context("the control plane exited immediately")?;
         let tokens = self.create_tokens(data_dir, control_address).await;
         let tokens = tokens.with_context(|| control_process.log_tail())?;
+        // Measure the rollout: all sidecars join at once.
         let private_mib = || to_mib(sample::memory_usage(&[control_pid]).private_kib);
         let empty_mib = private_mib();
         let cpu_before = sample::cpu_time(&[control_pid]);
@@ -96,6 +96,7 @@ impl RunningMesh<'_, '_> {
         let rollout_seconds = started.elapsed().as_secs_f64();
         let cpu_seconds = sample::cpu_time(&[control_pid]).saturating_sub(cpu_before).as_secs_f64();
         let peak_kib = sample::peak_kib(control_pid);
+        // Measure the steady state.
         self.send_first_requests().await?;
         sleep(timing.warm_up).await;
         let (cpu_before, started) = (sample::cpu_time(&[control_pid]), Instant::now());

@@ -163,7 +163,7 @@ impl SuiteOptions {
         self.driver
     }
 
-    /// True if the user selects the contenders.
+    /// True if the user selected contenders; otherwise a suite uses its defaults.
     pub(super) fn has_contenders(&self) -> bool {
         !self.contenders.is_empty()
     }
@@ -220,6 +220,7 @@ pub(super) fn runner_settings(runner: &SuiteRunner) -> MeasurementSettings {
 /// Shortens the trials so that all of them fit into the budget. If trials of the minimum duration do not fit, reduces
 /// the repeats.
 fn fit_to_budget(runner: &mut SuiteRunner, trial_count: usize, budget: Duration) {
+    // At least one trial, so that the budget can be divided.
     let trial_count = u32::try_from(trial_count.max(1)).unwrap_or(u32::MAX);
     loop {
         let time_per_trial = budget / trial_count.saturating_mul(runner.repeats);

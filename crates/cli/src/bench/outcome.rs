@@ -33,12 +33,13 @@ pub(super) struct ContenderOutcome {
     pub(super) ratio_to_baseline: Option<BTreeMap<&'static str, f64>>,
     /// The number of benchmark cores that processes outside the trial kept busy: the maximum of the repeats.
     pub(super) other_processes_cores: f64,
-    /// The part that limited the throughput.
+    /// The cores that limited the throughput.
     pub(super) limited_by: ThroughputLimit,
+    /// The result of each successful repeat.
     pub(super) repeats: Vec<TrialResult>,
 }
 
-/// The part of the benchmark that limited the throughput.
+/// The cores that limited the throughput of a benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ThroughputLimit {
@@ -46,11 +47,11 @@ pub(super) enum ThroughputLimit {
     Proxies,
     /// The cores of the load generator and the applications were busy.
     Load,
-    /// Both parts had spare cores: connections waited for each other, or the rate was fixed.
+    /// Both groups of cores had idle time: connections waited for responses, or the rate was constant.
     Neither,
 }
 
-/// The numbers of cores of the two parts of a benchmark.
+/// The numbers of cores that a case assigned.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CoreCounts {
     /// The number of cores of the proxies.
@@ -72,36 +73,48 @@ pub(super) struct RepeatFigure {
 pub(super) const FIGURES: &[RepeatFigure] = &[
     RepeatFigure {
         name: "cpu_us_per_request",
-        read_value: |run| run.cpu_us_per_request.sum,
+        read_value: |trial| trial.cpu_us_per_request.sum,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "rps", read_value: |run| run.rps, noisy_above: Some(NOISY_ABOVE) },
+    RepeatFigure { name: "rps", read_value: |trial| trial.rps, noisy_above: Some(NOISY_ABOVE) },
     RepeatFigure {
         name: "latency_p50",
-        read_value: |run| run.latency_ms.p50,
+        read_value: |trial| trial.latency_ms.p50,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "latency_p90", read_value: |run| run.latency_ms.p90, noisy_above: None },
-    RepeatFigure { name: "latency_p95", read_value: |run| run.latency_ms.p95, noisy_above: None },
+    RepeatFigure {
+        name: "latency_p90",
+        read_value: |trial| trial.latency_ms.p90,
+        noisy_above: None,
+    },
+    RepeatFigure {
+        name: "latency_p95",
+        read_value: |trial| trial.latency_ms.p95,
+        noisy_above: None,
+    },
     RepeatFigure {
         name: "latency_p99",
-        read_value: |run| run.latency_ms.p99,
+        read_value: |trial| trial.latency_ms.p99,
         noisy_above: Some(TAIL_NOISY_ABOVE),
     },
-    RepeatFigure { name: "latency_p999", read_value: |run| run.latency_ms.p999, noisy_above: None },
+    RepeatFigure {
+        name: "latency_p999",
+        read_value: |trial| trial.latency_ms.p999,
+        noisy_above: None,
+    },
     RepeatFigure {
         name: "idle_private",
-        read_value: |run| run.memory_kib.idle_private as f64,
+        read_value: |trial| trial.memory_kib.idle_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_private",
-        read_value: |run| run.memory_kib.load_private as f64,
+        read_value: |trial| trial.memory_kib.load_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_pss",
-        read_value: |run| run.memory_kib.load_pss as f64,
+        read_value: |trial| trial.memory_kib.load_pss as f64,
         noisy_above: None,
     },
 ];
@@ -110,7 +123,7 @@ pub(super) const FIGURES: &[RepeatFigure] = &[
 pub(super) const NOISY_ABOVE: f64 = 0.15;
 /// The noise threshold of the 99th percentile: tail latencies vary more.
 pub(super) const TAIL_NOISY_ABOVE: f64 = 0.5;
-/// The fraction of busy time from which the cores of a part count as saturated.
+/// The fraction of busy time from which a group of cores counts as saturated.
 const BUSY_SHARE: f64 = 0.95;
 /// The number of cores busy with processes outside the trial, above which a trial counts as disturbed.
 pub(super) const DISTURBED_ABOVE: f64 = 0.1;
@@ -122,7 +135,7 @@ impl ContenderOutcome {
             median(repeats.iter().map(read_figure)).map(round_significant)
         };
         let median_count = |read_figure: &dyn Fn(&TrialResult) -> u64| {
-            median(repeats.iter().map(|run| read_figure(run) as f64))
+            median(repeats.iter().map(|trial| read_figure(trial) as f64))
                 .map_or(0, |figure| figure.round() as u64)
         };
         let process_names: Vec<String> =
@@ -130,49 +143,49 @@ impl ContenderOutcome {
         let value_of =
             |map: &BTreeMap<String, f64>, name: &str| map.get(name).copied().unwrap_or(0.0);
         let cpu_by_process = process_names.iter().map(|name| {
-            let figure = median_of(&|run| value_of(&run.cpu_us_per_request.processes, name));
+            let figure = median_of(&|trial| value_of(&trial.cpu_us_per_request.processes, name));
             (name.clone(), figure.unwrap_or(0.0))
         });
         let memory_by_process = process_names.iter().map(|name| {
             let figure =
-                median_count(&|run| run.memory_kib.processes.get(name).copied().unwrap_or(0));
+                median_count(&|trial| trial.memory_kib.processes.get(name).copied().unwrap_or(0));
             (name.clone(), figure)
         });
         let latency_ms = LatencyMs {
-            mean: median_of(&|run| run.latency_ms.mean)?,
-            p50: median_of(&|run| run.latency_ms.p50)?,
-            p90: median_of(&|run| run.latency_ms.p90)?,
-            p95: median_of(&|run| run.latency_ms.p95)?,
-            p99: median_of(&|run| run.latency_ms.p99)?,
-            p999: median_of(&|run| run.latency_ms.p999)?,
-            max: median_of(&|run| run.latency_ms.max)?,
+            mean: median_of(&|trial| trial.latency_ms.mean)?,
+            p50: median_of(&|trial| trial.latency_ms.p50)?,
+            p90: median_of(&|trial| trial.latency_ms.p90)?,
+            p95: median_of(&|trial| trial.latency_ms.p95)?,
+            p99: median_of(&|trial| trial.latency_ms.p99)?,
+            p999: median_of(&|trial| trial.latency_ms.p999)?,
+            max: median_of(&|trial| trial.latency_ms.max)?,
         };
-        let busy_proxies = median(repeats.iter().map(|run| run.cores_busy.proxies))?;
-        let busy_load = median(repeats.iter().map(|run| run.cores_busy.load_and_applications))?;
-        let other_processes = |run: &TrialResult| {
-            run.cores_busy.other_processes_on_proxy_cores
-                + run.cores_busy.other_processes_on_load_cores
+        let busy_proxies = median(repeats.iter().map(|trial| trial.cores_busy.proxies))?;
+        let busy_load = median(repeats.iter().map(|trial| trial.cores_busy.load_and_applications))?;
+        let other_processes = |trial: &TrialResult| {
+            trial.cores_busy.other_processes_on_proxy_cores
+                + trial.cores_busy.other_processes_on_load_cores
         };
         let other_on_proxy_cores =
-            median(repeats.iter().map(|run| run.cores_busy.other_processes_on_proxy_cores))?;
+            median(repeats.iter().map(|trial| trial.cores_busy.other_processes_on_proxy_cores))?;
         let range = figure_ranges(&repeats);
-        let instruction_counts = repeats.iter().filter_map(|run| run.instructions_per_request);
+        let instruction_counts = repeats.iter().filter_map(|trial| trial.instructions_per_request);
         Some(Self {
             instructions_per_request: median(instruction_counts).map(round_significant),
-            rps: median_of(&|run| run.rps)?,
+            rps: median_of(&|trial| trial.rps)?,
             latency_ms,
             cpu_us_per_request: CpuCost {
-                sum: median_of(&|run| run.cpu_us_per_request.sum)?,
+                sum: median_of(&|trial| trial.cpu_us_per_request.sum)?,
                 processes: cpu_by_process.collect(),
             },
             memory_kib: MemoryKib {
-                idle_private: median_count(&|run| run.memory_kib.idle_private),
-                load_private: median_count(&|run| run.memory_kib.load_private),
-                load_pss: median_count(&|run| run.memory_kib.load_pss),
+                idle_private: median_count(&|trial| trial.memory_kib.idle_private),
+                load_private: median_count(&|trial| trial.memory_kib.load_private),
+                load_pss: median_count(&|trial| trial.memory_kib.load_pss),
                 processes: memory_by_process.collect(),
             },
-            requests: repeats.iter().map(|run| run.requests).sum(),
-            failed: repeats.iter().map(|run| run.errors).sum(),
+            requests: repeats.iter().map(|trial| trial.requests).sum(),
+            failed: repeats.iter().map(|trial| trial.errors).sum(),
             noisy: noisy_figures(&range),
             range,
             ratio_to_leno: None,
@@ -214,6 +227,7 @@ impl ContenderOutcome {
     pub(super) fn ratios_to(&self, reference: &Self) -> BTreeMap<&'static str, f64> {
         let median_ratio = |figure: &RepeatFigure| {
             let pairs = self.repeats.iter().filter_map(|own_repeat| {
+                // The other contender may have failed in this repeat.
                 let other_repeat = reference
                     .repeats
                     .iter()

@@ -13,7 +13,8 @@ pub(super) struct BenchProgress {
     started_steps: usize,
     /// The estimated duration of a step, used until the first step is complete.
     step_estimate: Duration,
-    /// True if standard error is a terminal: one line is rewritten instead of a line per step.
+    /// True if standard error is a terminal: one line is rewritten instead of a line per step. The control sequence
+    /// `\r\x1b[2K` erases this line.
     is_terminal: bool,
 }
 
@@ -47,6 +48,7 @@ impl BenchProgress {
         }
     }
 
+    /// Estimates the time for the steps that have not started. All started steps are complete when this is called.
     fn remaining_time(&self) -> Duration {
         let remaining_steps =
             u32::try_from(self.step_count.saturating_sub(self.started_steps)).unwrap_or(u32::MAX);

@@ -42,12 +42,14 @@ async fn serve_connection(
     upstream_ports: Rc<[u16]>,
     next_index: Rc<Cell<usize>>,
 ) {
-    let mut pool: Vec<Option<TcpStream>> = upstream_ports.iter().map(|_| None).collect();
+    let mut idle_connections: Vec<Option<TcpStream>> =
+        upstream_ports.iter().map(|_| None).collect();
     let mut received_bytes = Vec::with_capacity(MAX_HEAD_BYTES);
     while let Some(request) = read_message(&mut client, &mut received_bytes).await {
         let index = next_index.get() % upstream_ports.len();
         next_index.set(next_index.get().wrapping_add(1));
-        let (Some(port), Some(idle_connection)) = (upstream_ports.get(index), pool.get_mut(index))
+        let (Some(port), Some(idle_connection)) =
+            (upstream_ports.get(index), idle_connections.get_mut(index))
         else {
             return;
         };

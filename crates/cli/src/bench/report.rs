@@ -64,7 +64,7 @@ impl SuiteReport {
         })
     }
 
-    /// Returns the name of the baseline.
+    /// Returns the name of the baseline of ratios: leno unless the user selected another contender.
     pub(super) fn baseline_name(&self) -> &str {
         self.settings.as_ref().map_or("leno", |settings| &settings.baseline)
     }
@@ -112,7 +112,9 @@ pub(super) struct CaseReport {
 /// The cost of a mesh of some size, for its control plane and its sidecars.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct MeshSize {
+    /// The number of sidecars, real and simulated ones.
     pub(super) sidecars: usize,
+    /// The default policy of the mesh.
     pub(super) mode: BenchDefaultPolicy,
     /// The time until every sidecar has all endpoints of its services, in seconds.
     pub(super) rollout_s: f64,
@@ -137,42 +139,54 @@ pub(super) struct MeshSize {
     pub(super) changes: Option<MeshChanges>,
 }
 
-/// The cost of changes in a mesh while real sidecars carry traffic.
+/// The cost of changes in a mesh while real sidecars carry traffic. The figures `endpoint_*` are those of one endpoint that
+/// changes its address several times, and `rule_*` those of a rule for all sidecars that changes several times; all of the
+/// latter are 0 with `defaultPolicy: allow`, which has no rules. In the storm (`storm_*`) all endpoints change their
+/// addresses one after the other, at a constant rate. For `reconnect_*` the control plane is killed and started again.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct MeshChanges {
-    /// One endpoint changes its address several times: the number of its subscribers, the time until they receive a
-    /// change, the number of messages to other sidecars, and the updated sidecars and sent bytes per change.
+    /// The number of sidecars that use the moved endpoint.
     pub(super) users: usize,
+    /// The time until these sidecars receive a change.
     pub(super) endpoint_p50_ms: f64,
     pub(super) endpoint_p99_ms: f64,
+    /// The number of messages to sidecars that do not use the endpoint.
     pub(super) endpoint_to_non_users: usize,
+    /// Updated sidecars per change.
     pub(super) endpoint_recipients: f64,
+    /// Bytes sent per change.
     pub(super) endpoint_bytes: f64,
-    /// A rule for all sidecars changes several times: the time until they apply a change, the number of sidecars that
-    /// did not apply it in time, and the updated sidecars and sent bytes per change. All figures are 0 with
-    /// `defaultPolicy: allow`, which has no rules.
+    /// The time until sidecars apply a change.
     pub(super) rule_p50_ms: f64,
     pub(super) rule_p99_ms: f64,
+    /// The number of sidecars that did not apply a change in time.
     pub(super) rule_missed: usize,
+    /// Updated sidecars per change.
     pub(super) rule_recipients: f64,
+    /// Bytes sent per change.
     pub(super) rule_bytes: f64,
-    /// A storm: all endpoints change their addresses one after the other, at a constant rate. Its duration and rate,
-    /// the time until subscribers receive a change, the number of deliveries that did not arrive in time, the busy
-    /// cores of the control plane, and the updated sidecars and sent bytes per change.
+    /// The duration of the storm.
     pub(super) storm_s: f64,
+    /// Changes per second.
     pub(super) storm_per_s: f64,
+    /// The time until sidecars receive a change.
     pub(super) storm_p50_ms: f64,
     pub(super) storm_p99_ms: f64,
+    /// The number of changes that a sidecar did not receive in time, summed over all sidecars.
     pub(super) storm_missed: usize,
+    /// The number of cores that the control plane kept busy.
     pub(super) storm_cores: f64,
+    /// Updated sidecars per change.
     pub(super) storm_recipients: f64,
+    /// Bytes sent per change.
     pub(super) storm_bytes: f64,
-    /// The control plane is killed and started again: the time until all sidecars are connected and in sync, the bytes
-    /// sent to them, and the peak memory of the new process.
+    /// The time until all sidecars are connected and in sync.
     pub(super) reconnect_s: f64,
+    /// Bytes sent to all sidecars.
     pub(super) reconnect_bytes: f64,
+    /// The peak memory of the new process.
     pub(super) reconnect_memory_mib: f64,
-    /// The number of requests through real sidecars during the changes, and the number of failed ones.
+    /// The number of requests through real sidecars during all changes, including failed ones.
     pub(super) requests: u64,
     pub(super) failed: u64,
 }
@@ -201,7 +215,7 @@ pub(super) struct PlotData {
     /// The meaning of the figures, with their unit.
     pub(super) about: String,
     pub(super) x_labels: Vec<String>,
-    /// Figures by contender; `None` if missing.
+    /// The name of each contender or default policy, and its figure for each label of the x axis; `None` if missing.
     pub(super) series: Vec<(String, Vec<Option<f64>>)>,
     pub(super) kind: PlotKind,
 }

@@ -24,7 +24,9 @@ pub(super) struct SuiteRunner {
     pub(super) driver: LoadGenerator,
     pub(super) timing: TrialTiming,
     pub(super) repeats: u32,
+    /// The random seed of the order of contenders.
     pub(super) seed: u64,
+    /// The name of the contender that the ratios in reports refer to, in addition to leno.
     pub(super) baseline: String,
     /// The core assignment that the user configured. Cases with another number of proxy cores do not use it. `None`:
     /// cores are assigned automatically.
@@ -35,7 +37,7 @@ pub(super) struct SuiteRunner {
     pub(super) counts_instructions: bool,
 }
 
-/// The kind of a core assignment.
+/// The separation of the proxies' cores from those of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CoreAllocation {
     /// The proxies have cores of their own.
@@ -68,7 +70,8 @@ impl SuiteRunner {
                 results.notes.push(note);
             }
         }
-        let supporting_contenders = self.supporting_contenders(contenders, cases, &mut results);
+        let supporting_contenders =
+            self.find_supporting_contenders(contenders, cases, &mut results);
         let steps: usize =
             supporting_contenders.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
         let mut progress = BenchProgress::new(steps, self.trial_duration());
@@ -90,8 +93,9 @@ impl SuiteRunner {
         self.timing.warm_up + self.timing.duration + self.startup_time
     }
 
-    /// Returns the indices of the contenders that support each case.
-    fn supporting_contenders(
+    /// Returns, for each case, the indices of the contenders that support it. Adds these contenders to the results, and
+    /// records the others as skipped.
+    fn find_supporting_contenders(
         &self,
         contenders: &[Contender],
         cases: &[BenchCase],
@@ -147,6 +151,7 @@ impl SuiteRunner {
             (Some(CoreAssignment { proxy_cores, load_cores }), _) => {
                 (Some(proxy_cores), Some(load_cores))
             }
+            // There are too few cores for a split: the proxies run on the first ones, and the load on all.
             (None, Some(available_cores)) => {
                 (available_cores.first(proxy_core_count), Some(available_cores))
             }
@@ -154,6 +159,7 @@ impl SuiteRunner {
         };
         let is_shared = match (&proxy_cores, &load_cores) {
             (Some(proxy_cores), Some(load_cores)) => proxy_cores.overlaps(load_cores),
+            // Processes without assigned cores run on all of them.
             _ => true,
         };
         self.testbed.proxy_cores = proxy_cores;
@@ -239,7 +245,8 @@ impl SuiteRunner {
         for outcome in contenders.values_mut() {
             outcome.ratio_to_leno = leno.as_ref().map(|leno| outcome.ratios_to(leno));
             if self.baseline != "leno" {
-                // If the baseline has no results, there are no ratios: ratios to leno would be mistaken for them.
+                // Without results of the baseline, the ratios are empty but present: reports would show the ratios to
+                // leno in their place if they were absent.
                 let ratios = baseline.as_ref().map(|baseline| outcome.ratios_to(baseline));
                 outcome.ratio_to_baseline = Some(ratios.unwrap_or_default());
             }
@@ -262,6 +269,7 @@ fn add_contender(
 ) {
     match contenders.iter_mut().find(|existing| existing.name == contender.name) {
         None => contenders.push(contender),
+        // The contender has the same description in both layouts.
         Some(existing) if existing.about.contains(&contender.about) => {}
         Some(existing) => existing.about.push_str(&format!(". As {layout}: {}", contender.about)),
     }

@@ -69,11 +69,12 @@ fn busy_ticks(line: &str, cores: &Cores) -> Option<u64> {
 /// Returns the process IDs of a process and of its running descendants.
 pub(super) fn process_tree(root_pid: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for pid in numeric_entries("/proc") {
+    for pid in numeric_names("/proc") {
         if let Some(parent) = parent_pid(pid) {
             children.entry(parent).or_default().push(pid);
         }
     }
+    // The loop appends the children of each process that it visits.
     let mut pids = vec![root_pid];
     let mut next_index = 0;
     while let Some(pid) = pids.get(next_index) {
@@ -90,9 +91,11 @@ fn parent_pid(pid: u32) -> Option<u32> {
     after_name.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// Returns the CPU time of the running threads of a process by the scheduler's counters; `None` if the kernel does not
+/// report them, or if a thread exits meanwhile.
 fn threads_cpu_time(pid: u32) -> Option<Duration> {
     let mut cpu_time = Duration::ZERO;
-    let thread_ids = numeric_entries(&format!("/proc/{pid}/task"));
+    let thread_ids = numeric_names(&format!("/proc/{pid}/task"));
     for thread_id in &thread_ids {
         let schedstat =
             fs::read_to_string(format!("/proc/{pid}/task/{thread_id}/schedstat")).ok()?;
@@ -101,8 +104,8 @@ fn threads_cpu_time(pid: u32) -> Option<Duration> {
     (!thread_ids.is_empty()).then_some(cpu_time)
 }
 
-/// Returns the numeric entries of a directory.
-fn numeric_entries(directory: &str) -> Vec<u32> {
+/// Returns the names in a directory of proc(5) that are numbers: process or thread IDs.
+fn numeric_names(directory: &str) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

@@ -18,7 +18,9 @@ pub(super) struct Suite {
     pub(super) title: &'static str,
     /// A description of the suite, in a paragraph.
     pub(super) about: &'static str,
+    /// The figures of the reproduced benchmark, for comparison in the report.
     pub(super) published: &'static [PublishedTable],
+    /// The properties of real deployments that the suite does not measure.
     pub(super) not_shown: &'static [&'static str],
 }
 
@@ -82,6 +84,7 @@ pub(super) fn blank_report(suite: &Suite) -> SuiteReport {
     }
 }
 
+/// Returns the current time in UTC, in whole seconds, such as `2024-05-01T12:00:00Z`.
 fn current_time() -> String {
     let now = OffsetDateTime::from(SystemTime::now());
     now.replace_nanosecond(0).unwrap_or(now).format(&Rfc3339).unwrap_or_default()

@@ -38,8 +38,8 @@ pub(super) async fn start(
         command.extend(["-jar".into(), program_directory.join(format!("{name}.jar")).into()]);
         command.extend(properties.iter().map(|property| format!("--{property}").into()));
         let spec = ProcessSpec::new(command).with_cores(testbed.load_cores.as_ref());
-        let child = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
-        child.with_context(|| format!("the application {name}"))
+        let process = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
+        process.with_context(|| format!("the application {name}"))
     };
     let registry_address = ports.address_for("registry")?;
     let mut registry =

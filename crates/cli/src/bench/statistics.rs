@@ -1,8 +1,8 @@
-//! Computes medians, ranges and noise of a few repeats.
+//! Computes medians, spreads and slopes of measured figures, and shuffles the order of contenders.
 
 use serde::Serialize;
 
-/// Returns the median; `None` without figures.
+/// Returns the median of the finite figures; `None` if there are none.
 pub(super) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut figures: Vec<f64> = figures.into_iter().filter(|figure| figure.is_finite()).collect();
     figures.sort_by(f64::total_cmp);
@@ -38,7 +38,7 @@ impl RepeatRange {
     }
 }
 
-/// Rounds to four significant digits: measurements on a shared machine are less precise.
+/// Rounds to four significant digits: measurements on a shared machine are less precise. Returns 0 for NaN and infinity.
 pub(super) fn round_significant(figure: f64) -> f64 {
     if figure == 0.0 || !figure.is_finite() {
         return 0.0;

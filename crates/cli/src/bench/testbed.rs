@@ -21,7 +21,7 @@ pub(super) struct Testbed {
     pub(super) load_cores: Option<Cores>,
     /// The default policy of the mesh.
     pub(super) default_policy: BenchDefaultPolicy,
-    /// Additional rules, for contenders that support them.
+    /// Additional traffic rules, which only leno applies.
     pub(super) rules: MeshRules,
     /// The search path of programs.
     pub(super) search_path: Vec<PathBuf>,
@@ -88,7 +88,7 @@ impl Testbed {
         })
     }
 
-    /// Returns the number of threads of a proxy.
+    /// Returns the number of threads of a proxy: one for each of its cores, or one without a core assignment.
     pub(super) fn proxy_threads(&self) -> usize {
         self.proxy_cores.as_ref().map_or(1, Cores::count)
     }
@@ -103,7 +103,8 @@ impl Testbed {
         ChosenPorts::new(&self.port_search)
     }
 
-    /// Returns the directory of certificates for contenders without a certificate client.
+    /// Returns the directory of certificates for contenders that request none from a control plane. The first call
+    /// issues the certificates.
     ///
     /// # Errors
     /// If the certificates cannot be created.

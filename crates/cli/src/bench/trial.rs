@@ -41,7 +41,7 @@ pub(super) struct TrialResult {
     /// CPU time per request of each proxy, and the sum.
     pub(super) cpu_us_per_request: CpuCost,
     pub(super) memory_kib: MemoryKib,
-    /// The costs of the processes that are no proxies.
+    /// The costs of all processes except the proxies.
     pub(super) others: OtherCosts,
     /// The number of cores that proxies, load generator, applications and other processes kept busy.
     pub(super) cores_busy: CoresBusy,
@@ -120,14 +120,14 @@ pub(super) struct TrialTiming {
     pub(super) duration: Duration,
 }
 
-/// The participants of a trial.
+/// The participants of a trial, and the way to measure them.
 #[derive(Clone, Copy)]
 pub(super) struct TrialSetup<'a> {
     pub(super) testbed: &'a Testbed,
     pub(super) contender: &'a Contender,
     pub(super) case: &'a BenchCase,
     pub(super) driver: LoadGenerator,
-    /// True if the processor counts instructions.
+    /// True if the instructions of the proxies are counted, which requires support of the processor.
     pub(super) counts_instructions: bool,
 }
 
@@ -183,6 +183,7 @@ async fn measure_trial(
             .await?;
         urls.push(format!("http://{address}{path}"));
     }
+    // Start the load, once the proxies are idle and their memory is read.
     sleep(SETTLE_TIME).await;
     let proxies = running_contender.role_pids(ProcessRole::Proxy).into_iter();
     let idle_private =
@@ -199,6 +200,7 @@ async fn measure_trial(
     let load_generator_pid = running_load.pid().context("the load generator exited early")?;
     let measured_processes =
         MeasuredProcesses::new(testbed, running_contender, applications, load_generator_pid);
+    // Measure the processes under load.
     let margin = (timing.duration / 20).min(MAX_MARGIN);
     sleep_until(running_load.measured_from + margin).await;
     let usage_before = measured_processes.read_usage().await?;
@@ -211,6 +213,7 @@ async fn measure_trial(
     let memory = MemoryKib { idle_private, ..measured_processes.proxy_memory() };
     let auxiliary_memory_kib = measured_processes.auxiliary_memory_kib();
     running_contender.check_alive()?;
+    // Wait for the results of the load generator, and compute the cost per request.
     let instructions = match running_count {
         Some(running_count) => running_count.finish().await?,
         None => None,
@@ -221,6 +224,7 @@ async fn measure_trial(
     }
     let usage = UsageDelta::between(&usage_before, &usage_after, load_result.rps);
     Ok(TrialResult {
+        // The runner sets the number of the repeat.
         repeat: 0,
         requests: load_result.requests,
         errors: load_result.errors,
@@ -254,5 +258,6 @@ impl LatencyMs {
 
 /// The time for proxies to complete their start before their idle memory is read.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
-/// The maximum margin at both ends of the load in which no resources are measured.
+/// The maximum margin at both ends of the load in which no resources are measured: load generators start and end their
+/// requests gradually.
 const MAX_MARGIN: Duration = Duration::from_millis(250);

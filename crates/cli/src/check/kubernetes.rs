@@ -29,7 +29,7 @@ pub(super) fn run(
         };
         let outcome =
             Box::pin(examine_each(&client, cluster_search.namespace.as_ref(), add_subject)).await;
-        outcome.map_err(cluster::format_api_error).context("the API server does not respond")
+        outcome.map_err(cluster::from_api_error).context("the API server does not respond")
     })?;
     print_result?;
     if matches!(format, CheckFormat::Json) {

@@ -152,7 +152,8 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// True if the DaemonSet is deleted, so that no other agent replaces this one.
+    /// True if the DaemonSet is deleted, so that no other agent replaces this one. False if the API server does
+    /// not respond.
     async fn is_uninstalled(&self, node_client: &NodeAgentClient) -> bool {
         let daemon_set = self.daemon_set.as_deref().and_then(|name| name.split_once('/'));
         let Some((namespace, name)) = daemon_set else {
@@ -188,6 +189,7 @@ async fn serve_requests(listener: UnixListener, node_client: Arc<NodeAgentClient
                 let request_task = async move { serve_request(stream, &node_client).await };
                 requests.spawn(timeout(REQUEST_TIMEOUT, request_task));
             }
+            // The nested results are those of the task, its timeout, and the request.
             Some(outcome) = requests.join_next() => match outcome {
                 Ok(Ok(Ok(()))) => {}
                 Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot respond to a plugin"),

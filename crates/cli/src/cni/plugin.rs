@@ -70,6 +70,7 @@ struct CniConfiguration {
     socket: PathBuf,
     #[serde(default)]
     exclude_namespaces: Vec<String>,
+    /// The result of the previous plugin; `None` if there is none, which is an error for ADD.
     prev_result: Option<Value>,
 }
 
@@ -92,7 +93,7 @@ impl CniCall {
                 }
                 Ok(result.to_string())
             }
-            // The kernel removes the rules with the network namespace.
+            // The kernel removes the rules with the network namespace, so DEL and GC have nothing to remove.
             "DEL" | "CHECK" | "GC" | "STATUS" => Ok(String::new()),
             command => bail!("CNI_COMMAND `{command}` is unknown"),
         }

@@ -20,7 +20,7 @@ pub(super) enum RedirectResponse {
     Skip,
     /// The pod's connections are redirected to its sidecar, with these options of `leno redirect`.
     Redirect(Vec<String>),
-    /// The agent cannot decide, and the pod must not start.
+    /// The agent cannot decide, for the reason in the text, and the pod must not start.
     Rejected(String),
 }
 

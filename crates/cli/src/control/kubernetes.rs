@@ -72,8 +72,8 @@ pub(super) struct InClusterArgs {
     /// accounts of other namespaces
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = parse_namespace_name)]
     settings_namespaces: Vec<Name>,
-    /// Clients allowed to read /metrics of gateways and of sidecars with the annotation leno.dev/metrics:
-    /// enabled: `any`, or a comma-separated list of addresses and ranges [default: any for such sidecars, none
+    /// Clients allowed to read /metrics of gateways and of sidecars with the annotation `leno.dev/metrics:
+    /// enabled`; `any`, or a comma-separated list of addresses and ranges [default: any for such sidecars, none
     /// for gateways]
     #[arg(long, value_name = "LIST", requires = "kubernetes")]
     metrics_from: Option<ClientRanges>,
@@ -153,6 +153,7 @@ pub(super) async fn start(
     let mut tasks = JoinSet::new();
     let (stop_sender, stopped) = watch::channel(false);
 
+    // The source of updates. Its tasks need the receivers of results that later tasks produce.
     let (update_sender, mut updates) = mpsc::channel(MAX_UPDATES);
     let (outcome_sender, secret_outcomes) = watch::channel(Arc::default());
     let (unwritten_sender, unwritten_statuses) = watch::channel(Arc::default());
@@ -179,6 +180,7 @@ pub(super) async fn start(
     tasks.spawn(with_task_name("the watch of the API server", source.send_updates(update_sender)));
     let first_update = wait_for_first_update(&mut updates, &mut progress, health).await?;
 
+    // The first update has the trust domain, without which there is no authority and no control plane.
     let trust_domain = requested_trust_domain(&first_update);
     start_authority(&client, &namespace, trust_domain, &mut config, &mut tasks).await?;
     let listen_port = config.listen.port();
@@ -313,16 +315,16 @@ fn start_fact_writers(
     client: &Client,
     args: &InClusterArgs,
     control: &Control,
-    fact_sender: watch::Sender<Arc<SidecarFacts>>,
+    facts_sender: watch::Sender<Arc<SidecarFacts>>,
     sidecar_facts: watch::Receiver<Arc<SidecarFacts>>,
     tasks: &mut JoinSet<&'static str>,
 ) {
     let mut latest_facts = control.sidecar_facts();
     let forwarding = async move {
         while latest_facts.changed().await.is_ok() {
-            fact_sender.send_replace(Arc::clone(&latest_facts.borrow_and_update()));
+            facts_sender.send_replace(Arc::clone(&latest_facts.borrow_and_update()));
         }
-        // The control plane has ended: its last facts stay.
+        // The control plane has ended. While this task holds the sender, receivers keep the last facts.
         std::future::pending().await
     };
     tasks.spawn(with_task_name("the configuration of injected sidecars", forwarding));
@@ -397,6 +399,7 @@ async fn run_injection(
 ) {
     settings.exclusions = sidecar_settings.exclusions.borrow_and_update().clone();
     settings.floor = sidecar_settings.floor.borrow_and_update().clone();
+    // The webhook and the gateways read the settings from this channel, which `follow_changes` updates.
     let (settings_sender, settings_receiver) = watch::channel(settings);
     let (gateway_client, gateway_settings) = (client.clone(), settings_receiver.clone());
     let provision_gateways_task = async {

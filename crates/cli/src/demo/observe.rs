@@ -33,19 +33,28 @@ pub(super) struct Observation {
 /// Requests with the same labels, as the admin endpoint lists them.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct RequestSeries {
+    /// `inbound` or `outbound`.
     pub(super) direction: String,
+    /// The account of the verified peer, `namespace/name`; empty without mutual TLS.
     pub(super) peer: String,
+    /// The number of requests.
     pub(super) requests: u64,
+    /// The number of successful requests.
     pub(super) success: u64,
+    /// The median latency, in milliseconds.
     pub(super) p50_ms: f64,
+    /// The 90th percentile of the latency, in milliseconds.
     pub(super) p90_ms: f64,
+    /// The 99th percentile of the latency, in milliseconds.
     pub(super) p99_ms: f64,
 }
 
 /// A connection, as the admin endpoint lists it.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct PeerConnection {
+    /// `inbound` or `outbound`.
     pub(super) direction: String,
+    /// The verified SPIFFE ID of the peer; empty on a plaintext connection.
     pub(super) identity: String,
 }
 
@@ -122,7 +131,9 @@ pub(super) async fn rejects_plaintext(listener: SocketAddr) -> bool {
     match timeout(REJECTION_TIMEOUT, exchange).await {
         // A TLS alert is no HTTP response.
         Ok(Ok(response)) => !response.starts_with(b"HTTP/"),
+        // The listener reset the connection.
         Ok(Err(_)) => true,
+        // An open connection without a response is no rejection.
         Err(_) => false,
     }
 }

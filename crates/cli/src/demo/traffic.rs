@@ -75,6 +75,7 @@ async fn run_load_thread(
 pub(super) async fn request_as_denied_client(ports: BookinfoPorts) -> anyhow::Result<u16> {
     let mut target = build_target(ports.denied_client_ratings, "outsider", "ratings", "/ratings/0");
     target.weight = 1;
+    // Five requests, of which each must get the same status.
     let load_plan = LoadPlan {
         load_model: LoadModel::Open { rate: 10, connections: 1 },
         duration: Duration::from_millis(500),

@@ -51,6 +51,7 @@ impl DemoFindings {
         }
     }
 
+    /// Returns the first observation of the same sidecar; `None` if the sidecar started later.
     fn observation_before(&self, after: &Observation) -> Option<&Observation> {
         self.before_traffic.iter().find(|before| before.workload == after.workload)
     }
@@ -142,7 +143,8 @@ fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceR
         let highest_ms = counted_series.map(quantile).reduce(f64::max)?;
         Duration::try_from_secs_f64(highest_ms / 1e3).ok()
     };
-    // The sidecar's CPU time covers requests in both directions.
+    // The sidecar's CPU time covers requests in both directions. The counters of a restarted sidecar begin at zero,
+    // so they may be lower than before.
     let passed_requests = after.request_count()
         - before.map_or(0, Observation::request_count).min(after.request_count());
     let usages = after.usage.zip(before.and_then(|before| before.usage));

@@ -52,6 +52,7 @@ fn has_counted_requests(inputs: &DiagnosisInputs, workload: &str, to: &str) -> b
         match edge.kind.as_str() {
             "workload" => edge.from == workload,
             "service" => is_only_workload(inputs, &edge.from, workload),
+            // Requests that a route forwarded may come from any client.
             _ => false,
         }
     })
@@ -120,6 +121,7 @@ fn counted_edges<'a>(
     inputs.edges.iter().filter(move |edge| match edge.kind.as_str() {
         "workload" => edge.from == name,
         "service" => exclusive_services.contains(&edge.from),
+        // Requests that a route forwarded may come from any client.
         _ => false,
     })
 }

@@ -33,6 +33,7 @@ pub(super) fn condition_steps(
         steps.push(DiagnosisStep::success("state", "is written to disk"));
     }
     steps.extend(conditions_of_kind(workload, "circuit-open").map(|condition| {
+        // The subject has the form `namespace/service:port`.
         let service = condition.subject.split(':').next().unwrap_or_default();
         let step = match to.is_none_or(|to| is_on_path(inputs, to, service)) {
             true => DiagnosisStep::problem,

@@ -22,7 +22,8 @@ pub(super) struct ServiceReachability {
     omitted: usize,
 }
 
-/// The result of the connection attempt to one endpoint; `reason` is `None` on success.
+/// The result of the connection attempt to one endpoint, which took `duration_ms` milliseconds; `reason` is `None` on
+/// success.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct EndpointReachability {
     workload: String,
@@ -124,7 +125,8 @@ pub(super) fn first_port_url(service: &ServiceStatus) -> Option<String> {
     })
 }
 
-/// Converts the decision on a request or connection to a URL to a step.
+/// Returns the step for the decision on a request to the URL, or on a TCP connection. Returns `None` if the
+/// explanation has no verdict.
 fn step_from_decision(
     explanation: &Explanation,
     workload: &str,
@@ -154,7 +156,7 @@ fn step_from_decision(
     })
 }
 
-/// The maximum number of services to test without `--to`.
+/// The maximum number of services to test without `--to`; the tests run one after the other.
 pub(super) const MAX_TESTED_SERVICES: usize = 8;
 
 #[cfg(test)]

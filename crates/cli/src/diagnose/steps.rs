@@ -1,5 +1,5 @@
 //! Builds the steps of a diagnosis from the responses of the control plane and the workload's sidecar, in the order
-//! in which a request passes the examined parts.
+//! in which a request passes the sidecar, its listeners, the policies and the endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -231,6 +231,7 @@ fn sidecar_step(
             ),
         };
     };
+    // The first of these problems is reported. Old rejections do not matter once no resource is rejected.
     if let Some(rejection) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
         let hint = "correct the named object; the previous configuration stays in use";
         return DiagnosisStep::problem(
@@ -281,6 +282,7 @@ fn identity_step(inputs: &DiagnosisInputs, workload: &str) -> DiagnosisStep {
             hint,
         );
     }
+    // Sidecars renew a certificate after half of its lifetime. With a fifth of it left, renewals have failed for long.
     if *valid_for_seconds <= inputs.status.certificate_lifetime_seconds / 5 {
         let hint = "its sidecar should have renewed it: check that it reaches the control plane";
         return DiagnosisStep::problem(name, format!("{identity} expires in {validity}"), hint);
@@ -366,12 +368,25 @@ fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Diag
     steps
 }
 
-/// True if the policy applies to the workload's account, or to a service of the workload with the name of that
-/// account.
+/// True if one of the policy's destinations is the workload: its account, a service that selects it, its namespace or the
+/// whole mesh.
 fn applies_to(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
     let selects_accounts = matches!(policy.kind.as_str(), "TrafficTarget" | "AccessPolicy");
-    policy.destination == workload.account
-        && (selects_accounts || workload.services.contains(&policy.destination))
+    let namespace = workload.name.split('/').next();
+    policy.destination.split(", ").any(|destination| {
+        if destination == "*" {
+            return true;
+        }
+        if let Some(selected_namespace) = destination.strip_suffix("/*") {
+            return Some(selected_namespace) == namespace;
+        }
+        if selects_accounts {
+            return destination == workload.account;
+        }
+        // A destination may name one port of the service.
+        let service = destination.split(':').next().unwrap_or(destination);
+        workload.services.iter().any(|own_service| own_service == service)
+    })
 }
 
 /// Returns the steps for requests to a service: one per reason of rejected requests, or else one with the success
@@ -462,7 +477,7 @@ fn rejection_step(inputs: &DiagnosisInputs, rejection: &RejectionStatus) -> Diag
     .with_request(&explain_command(inputs, client, &rejection.service))
 }
 
-/// Returns the command that explains a request to a service, with placeholders for unknown parts.
+/// Returns the command that explains a request to a service, with placeholders for an unknown client or port.
 pub(super) fn explain_command(
     inputs: &DiagnosisInputs,
     client: Option<&str>,
@@ -489,6 +504,7 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
         let hint = "leno get services lists them; check the spelling and the namespace";
         return vec![DiagnosisStep::problem("service", format!("no service {to}"), hint)];
     };
+    // The configuration of the path: endpoints and routes.
     let mut steps = Vec::new();
     let unserved_ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
     let empty_ports: Vec<String> = unserved_ports.map(|port| port.port.to_string()).collect();
@@ -519,6 +535,7 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
             "until then, requests that match this part of the route get 500",
         )
     }));
+    // The state of the endpoints.
     let ejected_endpoints = inputs
         .ejected_endpoints
         .iter()
@@ -531,6 +548,7 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
         )
     }));
     steps.extend(conditions::endpoint_application_steps(inputs, workload, to));
+    // The requests to the service.
     if inputs.proxies.iter().any(|proxy| proxy.workload == workload)
         && !calls::may_call(inputs, workload, to)
     {
@@ -562,5 +580,39 @@ pub(super) fn to_host_name(namespaced_name: &str) -> String {
     match namespaced_name.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
         None => namespaced_name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_apply_to_workloads_through_any_of_their_destinations() {
+        let workload = WorkloadStatus {
+            name: "shop/web-1".to_owned(),
+            account: "shop/web".to_owned(),
+            services: vec!["shop/front".to_owned()],
+            ..WorkloadStatus::default()
+        };
+        for (kind, destination, expected) in [
+            ("AccessPolicy", "shop/api, shop/web", true),
+            ("AccessPolicy", "shop/*", true),
+            ("AccessPolicy", "other/*", false),
+            ("TrafficTarget", "shop/web", true),
+            ("TrafficTarget", "shop/front", false),
+            ("RateLimit", "shop/front", true),
+            ("RateLimit", "shop/back, shop/front:8080", true),
+            ("RateLimit", "shop/web", false),
+            ("TagRoute", "*", true),
+            ("Egress", "example.org", false),
+        ] {
+            let policy = PolicyStatus {
+                kind: kind.to_owned(),
+                destination: destination.to_owned(),
+                ..PolicyStatus::default()
+            };
+            assert_eq!(applies_to(&policy, &workload), expected, "{kind} {destination}");
+        }
     }
 }

@@ -14,6 +14,7 @@ use super::traffic_policy::{PolicyEffect, describe_fault, describe_policies};
 
 /// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called_port`
 /// is the port that the rule is attached to, `total_weight` the sum of the weights of all backends of the rule.
+/// `request` is `None` for an opaque connection.
 pub(super) fn decide_backend(
     compiled: &CompiledSnapshot,
     called_port: &CompiledPort,
@@ -29,7 +30,7 @@ pub(super) fn decide_backend(
 }
 
 /// Decides requests to a port under the policies of `destination`, which is `None` if the port does not exist.
-/// The port receives `share` of the requests, 0 to 1.
+/// The port receives `share` of the requests, 0 to 1. `request` is `None` for an opaque connection.
 pub(super) fn decide_port(
     backend: &WeightedBackend,
     share: f64,
@@ -53,6 +54,7 @@ pub(super) fn decide_port(
     if rejection.is_none() && tags.as_ref().is_some_and(DecidedTags::rejects_all) {
         rejection = Some(Reason::NoTaggedEndpoint);
     }
+    // The caller fills in the decision of the endpoint's sidecar.
     let to_decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
@@ -61,7 +63,7 @@ pub(super) fn decide_port(
         lane_headers: Vec::new(),
         ingress_rules: Vec::new(),
     };
-    let faults = destination.and_then(|(_, (traffic_policy, _))| traffic_policy?.faults.as_ref());
+    let faults = destination.and_then(|(_, policies)| policies.traffic_policy?.faults.as_ref());
     let fault = faults
         .and_then(|faults| Some((faults, faults.rule_for(request?, &client_config.account)?)));
     let mut rejection_status = None;
@@ -95,10 +97,11 @@ pub(super) fn decide_port(
 /// Describes the policies for a request to a port, or for an opaque connection.
 fn describe_traffic_policy(
     port: &CompiledPort,
-    (traffic_policy, hash_table): EffectivePolicies<'_>,
+    policies: EffectivePolicies<'_>,
     client_config: &WorkloadConfig,
     request: Option<&RequestView<'_>>,
 ) -> Vec<PolicyEffect> {
+    let EffectivePolicies { traffic_policy, hash_table } = policies;
     let Some(traffic_policy) = traffic_policy else { return Vec::new() };
     let mut effects = describe_policies(traffic_policy, request.is_none());
     let balancing = traffic_policy.balancing.as_ref();
@@ -109,6 +112,7 @@ fn describe_traffic_policy(
             &client_config.workload,
         )
     });
+    // Every endpoint counts as available: the health of endpoints is unknown here.
     let endpoint_index = request_hash
         .zip(hash_table)
         .and_then(|(request_hash, hash_table)| hash_table.find_endpoint(request_hash.0, |_| true));

@@ -37,7 +37,7 @@ pub(super) struct ExplainedRequest {
     pub(super) headers: Vec<(String, String)>,
 }
 
-/// The part of an address that does not exist in the mesh.
+/// The called service, or its port, that does not exist in the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MissingPart {
     /// The service does not exist. Services in other namespaces with the same name are listed.
@@ -68,7 +68,7 @@ impl MissingPart {
 pub(super) struct RequestDecision {
     pub(super) client: Workload,
     pub(super) service: Option<ServiceName>,
-    /// The part of the address that does not exist in the mesh; `None` if all parts exist.
+    /// The called service or port that does not exist in the mesh; `None` if both exist.
     pub(super) missing: Option<MissingPart>,
     /// The egress permission, for a request to a host outside the mesh.
     pub(super) egress_permission: Option<EgressPermission>,
@@ -219,8 +219,7 @@ impl RequestDecision {
         Ok(decision)
     }
 
-    /// Runs the stages of the client's sidecar, then the stages of each endpoint's sidecar. The inner error is the
-    /// rejection by the client's sidecar.
+    /// Runs the stages of the client's sidecar, then of the endpoints' sidecars. The inner error is the client's rejection.
     fn decide_path(
         &mut self,
         objects: &[Object],
@@ -306,6 +305,7 @@ impl RequestDecision {
         let header_fields = request.request_headers();
         let view = request.request_view(&header_fields);
         let client_config = &compiled.snapshot.config;
+        // The random number does not matter: all backends of the chosen rule are decided.
         let mut choice = port.routes.choose_backend(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let is_selected = |port: &CompiledPort, endpoint: &Arc<Endpoint>| {

@@ -68,9 +68,10 @@ impl EgressPermission {
     fn find_permission(compiled: &CompiledSnapshot, request: &ExplainedRequest) -> Option<Self> {
         let (host, port) = (&request.target.host, request.target.port);
         let literal_address: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
+        // A host name has no known address. The unspecified address is only in ranges of all addresses.
         let address =
             SocketAddr::new(literal_address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
-        if compiled.egress_rules.permission_for(address) == EgressDecision::Allowed {
+        if compiled.egress_rules.decide_address(address) == EgressDecision::Allowed {
             return Some(Self::Port);
         }
         let header_fields = request.request_headers();

@@ -104,6 +104,7 @@ impl RuntimeState {
         let mut ready_count = 0;
         let backends =
             decision["backends"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default();
+        // The state of each endpoint.
         let had_endpoints = backends.iter().any(|backend| {
             backend["endpoints"].as_array().is_some_and(|endpoints| !endpoints.is_empty())
         });
@@ -138,6 +139,7 @@ impl RuntimeState {
             lines.push(("ejected", format!("unknown: {reason}")));
         }
         decision["ejected_unknown"] = self.sidecar.as_ref().err().cloned().into();
+        // A rejection at runtime replaces the verdict that the request is allowed.
         let open_circuits = self.open_circuits(&decision);
         lines.extend(open_circuits.iter().map(|circuit| ("circuit", describe_circuit(circuit))));
         let runtime_rejection = match rejection_statuses(&open_circuits, &decision) {

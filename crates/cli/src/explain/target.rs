@@ -60,6 +60,7 @@ impl ExplainTarget {
             None if authority.as_str().ends_with(':') => {
                 return Err(usage_error("the port is empty"));
             }
+            // `Uri` accepts other text as a port, but does not return it.
             None if authority.as_str().len() > authority.host().len() => {
                 return Err(usage_error("the port is not a number up to 65535"));
             }

@@ -29,6 +29,7 @@ pub(super) fn describe_policies(
     traffic_policy: &PortTrafficPolicy,
     is_opaque: bool,
 ) -> Vec<PolicyEffect> {
+    // On an opaque connection, a policy applies only if it acts on connections.
     let detection_applies = |outlier_detection: &&Arc<PortOutlierDetection>| {
         !is_opaque || outlier_detection.acts_on_connections()
     };

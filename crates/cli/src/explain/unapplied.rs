@@ -145,6 +145,7 @@ fn tag_effects(object: &Object, service: &ServiceName, port: u16) -> TagEffects 
 struct BackendContext<'a> {
     objects: &'a [Object],
     policies: &'a [&'a ServicePolicy],
+    /// The service and the port that the client calls; a route may forward the request to another backend.
     called_port: (&'a ServiceName, u16),
     decision: &'a RequestDecision,
     backend: &'a DecidedBackend,
@@ -164,8 +165,8 @@ impl BackendContext<'_> {
         })
     }
 
-    /// Returns why a policy enforced by the client's sidecar does not apply, although no other policy overrides
-    /// it.
+    /// Returns the reason why a policy enforced by the client's sidecar does not apply, although no other policy
+    /// overrides it.
     fn outbound_unapplied_reason(&self) -> String {
         let DecidedBackend { service, port, is_ungranted, rejection, .. } = self.backend;
         let is_backend_service = |object: &Object| matches!(object, Object::Service(candidate) if candidate.name == *service);
@@ -187,8 +188,8 @@ impl BackendContext<'_> {
         self.decision.protocol.is_some_and(is_opaque)
     }
 
-    /// Returns why a policy does not apply; `None` if it is attached to neither the called service nor the
-    /// backend.
+    /// Returns the reason why a policy does not apply; `None` if it is attached to neither the called service nor
+    /// the backend.
     fn unapplied_reason(&self, policy: &ServicePolicy) -> Option<String> {
         let backend = (&self.backend.service, self.backend.port);
         let matches_port =
@@ -272,7 +273,7 @@ impl BackendContext<'_> {
         })
     }
 
-    /// Returns why a policy enforced by servers' sidecars does not apply.
+    /// Returns the reason why a policy enforced by the servers' sidecars does not apply.
     fn inbound_unapplied_reason(&self, service: &ServiceName) -> String {
         let mut endpoints = self.backend.endpoints.iter().peekable();
         if endpoints.peek().is_none() || self.is_opaque() {

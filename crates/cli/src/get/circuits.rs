@@ -39,9 +39,13 @@ pub(crate) struct ListedCircuit {
     pub(crate) service: String,
     pub(crate) port: u16,
     pub(crate) policy: String,
+    /// The state: `open` or `half-open`.
     state: String,
+    /// The condition that opened the circuit.
     pub(crate) trigger: String,
+    /// The time since the circuit entered its state, in seconds.
     pub(crate) age_s: u64,
+    /// The time for which the circuit rejects requests before it becomes half-open, in milliseconds.
     open_duration_ms: u64,
     /// The status of rejected requests. A sidecar of an earlier release does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

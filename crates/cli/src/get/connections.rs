@@ -11,11 +11,13 @@ use crate::output::{Listing, ListingColumn};
 #[derive(Debug, Serialize)]
 pub(super) struct SidecarConnectionList {
     workload: String,
+    /// The address of the sidecar's admin endpoint; `None` if the sidecar does not report it.
     admin: Option<String>,
     #[serde(flatten)]
     result: ConnectionsResult,
 }
 
+/// The response of one sidecar to a query for its connections.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum ConnectionsResult {
@@ -40,6 +42,7 @@ struct ListedConnection {
     peer: String,
     identity: String,
     target: String,
+    /// The time since the connection was opened, in seconds.
     age_s: u64,
 }
 
@@ -68,7 +71,7 @@ pub(super) fn connection_table(sidecars: &[SidecarConnectionList]) -> Listing {
         let workload = || sidecar.workload.clone();
         match &sidecar.result {
             ConnectionsResult::Failed { error } => {
-                let empty_cells = std::iter::repeat_n(String::new(), 5);
+                let empty_cells = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
                 listing.add_row([workload()].into_iter().chain(empty_cells).chain([error.clone()]));
             }
             ConnectionsResult::Listed(ConnectionList { connections, .. }) => {

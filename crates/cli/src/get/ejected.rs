@@ -16,6 +16,7 @@ pub(super) struct SidecarEjected {
     result: EjectedResult,
 }
 
+/// The response of one sidecar to a query for its ejected endpoints.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum EjectedResult {
@@ -39,7 +40,9 @@ pub(crate) struct EjectedEndpoint {
     address: String,
     pub(crate) policy: String,
     pub(crate) cause: String,
+    /// The time since the ejection, in seconds.
     pub(crate) age_s: u64,
+    /// The number of the sidecar's threads that have ejected the endpoint.
     threads: usize,
 }
 
@@ -76,7 +79,7 @@ pub(super) fn ejected_table(sidecars: &[SidecarEjected]) -> Listing {
         let workload = || sidecar.workload.clone();
         match &sidecar.result {
             EjectedResult::Failed { error } => {
-                let empty_cells = std::iter::repeat_n(String::new(), 6);
+                let empty_cells = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
                 listing.add_row([workload()].into_iter().chain(empty_cells).chain([error.clone()]));
             }
             EjectedResult::Listed(EjectedList { ejected }) => {

@@ -88,17 +88,17 @@ pub(super) fn workload_table(workloads: &[WorkloadStatus], proxies: &[ProxyStatu
         listing.add_row([
             workload.name.clone(),
             workload.account.clone(),
-            join_parts(ports.map(|port| format!("{}/{}", port.port, port.protocol))),
-            join_parts(workload.services.iter().cloned()),
+            join_texts(ports.map(|port| format!("{}/{}", port.port, port.protocol))),
+            join_texts(workload.services.iter().cloned()),
             workload.sidecar.clone(),
             describe_application(workload),
-            join_parts(outbound_listeners.map(|listener| {
+            join_texts(outbound_listeners.map(|listener| {
                 format!("{}→{}:{}", listener.listen, listener.service, listener.port)
             })),
             describe_listeners(workload),
             workload.address.clone(),
             format_labels(&workload.labels),
-            join_parts(listeners.map(|(port, address)| format!("{port}←{address}"))),
+            join_texts(listeners.map(|(port, address)| format!("{port}←{address}"))),
             proxy_cell(|proxy| proxy.pid.to_string()),
             proxy_cell(|proxy| proxy.admin.clone().unwrap_or_default()),
             workload.http_proxy.clone().unwrap_or_default(),
@@ -116,7 +116,7 @@ fn describe_application(workload: &WorkloadStatus) -> String {
         text.push_str(&format!(" ×{}", application.restarts));
     }
     let problems = application.ports.iter().map(|(port, problem)| format!("{port}: {problem}"));
-    let problems_text = join_parts(problems);
+    let problems_text = join_texts(problems);
     if !problems_text.is_empty() {
         text.push_str(&format!(" ({problems_text})"));
     }
@@ -164,10 +164,10 @@ pub(super) fn service_table(services: &[ServiceStatus], traffic: &TrafficStatus)
                 port.port.to_string(),
                 port.protocol.clone(),
                 format!("{}/{}", port.endpoints.len(), service.workloads.len()),
-                join_parts(service.workloads.iter().cloned()),
-                join_parts(service.routes.iter().cloned()),
+                join_texts(service.workloads.iter().cloned()),
+                join_texts(service.routes.iter().cloned()),
                 format_labels(&service.selector),
-                join_parts(endpoints.map(|endpoint| endpoint.address.clone())),
+                join_texts(endpoints.map(|endpoint| endpoint.address.clone())),
                 rates.map(|rates| format_rate(rates.per_second)).unwrap_or_default(),
                 rates.map(|rates| format_share(rates.success)).unwrap_or_default(),
                 rates.map(|rates| format_latency(rates.p99_ms)).unwrap_or_default(),
@@ -242,7 +242,7 @@ pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
             },
             proxy.version.clone(),
             proxy.admin.clone().unwrap_or_default(),
-            join_parts(proxy.subscriptions.iter().cloned()),
+            join_texts(proxy.subscriptions.iter().cloned()),
             proxy.rejections.last().cloned().unwrap_or_default(),
         ]);
     }
@@ -271,10 +271,10 @@ pub(super) fn route_table(routes: &[RouteStatus], traffic: &TrafficStatus) -> Li
         listing.add_row([
             route.kind.clone(),
             route.name.clone(),
-            join_parts(route.parents.iter().cloned()),
+            join_texts(route.parents.iter().cloned()),
             route.rules.to_string(),
-            join_parts(route.backends.iter().cloned()),
-            join_parts(route.problems.iter().cloned()),
+            join_texts(route.backends.iter().cloned()),
+            join_texts(route.problems.iter().cloned()),
             describe_condition(&route.attached, |parent| parent.accepted),
             describe_condition(&route.attached, |parent| parent.resolved),
             rates.map(|rates| format_rate(rates.per_second)).unwrap_or_default(),
@@ -297,7 +297,7 @@ fn describe_condition(parents: &[ParentStatus], is_met: impl Fn(&ParentStatus) -
         {
             state(first).to_owned()
         }
-        Some(_) => join_parts(
+        Some(_) => join_texts(
             parents.iter().zip(states).map(|(parent, state)| format!("{}: {state}", parent.parent)),
         ),
     }
@@ -331,10 +331,10 @@ pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -
             policy.kind.clone(),
             policy.name.clone(),
             policy.destination.clone(),
-            join_parts(policy.sources.iter().cloned()),
+            join_texts(policy.sources.iter().cloned()),
             in_force,
-            join_parts(policy.problems.iter().cloned()),
-            join_parts(policy.rules.iter().cloned()),
+            join_texts(policy.problems.iter().cloned()),
+            join_texts(policy.rules.iter().cloned()),
             rules::describe_matches(&traffic.rules, &policy.kind, &policy.name),
         ]);
     }
@@ -383,12 +383,12 @@ fn format_finding(finding: &Value) -> String {
     format!("{}; {}", parts.join(": "), text_field("hint").unwrap_or_default())
 }
 
-fn join_parts(parts: impl Iterator<Item = String>) -> String {
-    parts.collect::<Vec<_>>().join(", ")
+fn join_texts(texts: impl Iterator<Item = String>) -> String {
+    texts.collect::<Vec<_>>().join(", ")
 }
 
 fn format_labels(labels: &BTreeMap<String, String>) -> String {
-    join_parts(labels.iter().map(|(key, value)| format!("{key}={value}")))
+    join_texts(labels.iter().map(|(key, value)| format!("{key}={value}")))
 }
 
 /// Formats a Unix timestamp in seconds as RFC 3339; empty if it is out of range.

@@ -14,14 +14,16 @@ use leno_kubernetes::source::read_sidecar_settings;
 use leno_kubernetes::well_known::{CONTROL, CONTROL_NAME, ROOTS_CONFIG_MAP, ROOTS_NAME};
 use leno_model::{Name, SecurityFloor, TrustDomain};
 
-use crate::cluster::{ClusterArgs, format_api_error};
+use crate::cluster::{ClusterArgs, from_api_error};
 
 /// The mesh settings of a cluster. Without a cluster only the roots are set.
 #[derive(Debug, Default)]
 pub(super) struct ClusterSettings {
     /// The mesh root certificates (PEM).
     pub(super) roots: String,
+    /// The image of the control plane; `None` if it is unknown.
     pub(super) image: Option<String>,
+    /// The installed trust domain; `None` without a cluster, or if the installation does not set it.
     pub(super) trust_domain: Option<TrustDomain>,
     /// True if the cluster has no native sidecars.
     pub(super) lacks_native_sidecars: bool,
@@ -47,19 +49,19 @@ impl ClusterSettings {
         let deployments: ObjectApi<Deployment> =
             ObjectApi::for_namespace(client.clone(), namespace);
         let deployment =
-            deployments.get(&CONTROL_NAME).await.map_err(format_api_error).with_context(|| {
+            deployments.get(&CONTROL_NAME).await.map_err(from_api_error).with_context(|| {
                 format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
             })?;
         let installed_options = InstalledOptions::from_deployment(&deployment);
         let version = server_version(&client)
             .await
-            .map_err(format_api_error)
+            .map_err(from_api_error)
             .context("cannot query the API server")?;
         let own_namespace = Name::new(namespace).ok();
         let settings_namespaces =
             installed_options.settings_namespaces.iter().cloned().chain(own_namespace);
         let settings = read_sidecar_settings(&client, settings_namespaces.collect()).await;
-        let (exclusions, floor) = settings.map_err(format_api_error).context(
+        let (exclusions, floor) = settings.map_err(from_api_error).context(
             "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: request \
              permission to list it, or pass --roots FILE and annotate the pods",
         )?;
@@ -79,7 +81,7 @@ impl ClusterSettings {
 async fn read_roots(client: &Client, namespace: &NamespaceName) -> anyhow::Result<String> {
     let config_maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
     let config_map =
-        config_maps.get(&ROOTS_NAME).await.map_err(format_api_error).with_context(|| {
+        config_maps.get(&ROOTS_NAME).await.map_err(from_api_error).with_context(|| {
             format!(
                 "cannot read the roots of the mesh, ConfigMap {namespace}/{ROOTS_CONFIG_MAP}: \
              install the mesh, or pass --roots FILE"
@@ -112,7 +114,7 @@ async fn read_namespace_metadata(
             &name_in_manifest
         };
         let object_name = ObjectName::from(&NamespaceName::new(name)?);
-        let namespace = namespaces.get_opt(&object_name).await.map_err(format_api_error).with_context(|| {
+        let namespace = namespaces.get_opt(&object_name).await.map_err(from_api_error).with_context(|| {
             format!(
                 "cannot read the namespace {name} and its annotations: request permission to read it, or \
                  pass --roots FILE and annotate the pods"

@@ -114,6 +114,7 @@ fn chart_options() -> InstallOptions {
     InstallOptions {
         image: "HELM_IMAGE".to_owned(),
         namespace: "helm-namespace".to_owned(),
+        // The placeholder of a number, found nowhere else in the manifests.
         replicas: 151_719,
         trust_domain: TrustDomain::new("helm-trust-domain").unwrap(),
         with_smi: true,

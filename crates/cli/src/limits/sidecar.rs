@@ -1,4 +1,4 @@
-//! Defines the options of `leno proxy` and `leno up` for limits and timeouts of sidecars.
+//! Defines the options of `leno proxy`, `leno gateway` and `leno up` for limits and timeouts of sidecars.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -12,11 +12,12 @@ use crate::duration::parse_positive;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sidecar limits")]
 pub(crate) struct SidecarLimitArgs {
-    /// Maximum connections per thread, and as many to the application [default: 20000]
+    /// Maximum accepted connections per thread; the same limit applies to connections to the application [default:
+    /// 20000]
     #[arg(long, value_name = "N")]
     connections_max: Option<usize>,
     /// Maximum clients per thread in a TLS handshake or before their first request; beyond the limit the oldest
-    /// one is closed [default: 1024]
+    /// connection is closed [default: 1024]
     #[arg(long, value_name = "N")]
     handshakes_max: Option<usize>,
     /// Time from the first to the last byte of a request's headers [default: 10s]
@@ -31,7 +32,7 @@ pub(crate) struct SidecarLimitArgs {
     /// Timeout for connecting to an endpoint, including TLS [default: 3s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     connect_timeout: Option<Duration>,
-    /// Time the first request to a service waits for the control plane [default: 5s]
+    /// Maximum wait of the first request to a service for the control plane [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     discovery_timeout: Option<Duration>,
     /// Time after which an unused service is unsubscribed [default: 10m]
@@ -40,8 +41,8 @@ pub(crate) struct SidecarLimitArgs {
     /// Time after which a connection without requests or bytes is closed [default: 1h]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     idle_connection: Option<Duration>,
-    /// Time after which a body without progress is aborted, because the sender sends or the reader reads no
-    /// bytes [default: 60s]
+    /// Time after which a body without progress is aborted: the sender sends no bytes, or the reader reads none
+    /// [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     body_stall_timeout: Option<Duration>,
 }

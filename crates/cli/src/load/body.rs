@@ -21,6 +21,7 @@ pub(super) fn parse_body_size(text: &str) -> Result<BodySize, String> {
         "" | "b" => 1,
         "k" | "kb" | "kib" => 1 << 10,
         "m" | "mb" | "mib" => 1 << 20,
+        // An unknown unit, rejected below.
         _ => 0,
     };
     let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit_bytes));

@@ -10,6 +10,7 @@ use crate::figures::format_count;
 /// Shows the progress of a run, if standard error is a terminal.
 #[derive(Debug)]
 pub(super) struct LiveProgress {
+    /// True if standard error is a terminal.
     is_terminal: bool,
     /// The start of the line: the number of the current run and its rate. Empty for a single run.
     step_prefix: String,

@@ -13,7 +13,7 @@ pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
     page.push_text("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     page.push_text(&format!("<title>leno load {}</title>\n", escape_html(&urls.join(" "))));
     page.push_text(&format!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
-    page.push_text(&format!("<h1>Load on {}</h1>\n", escape_html(&join_urls(&urls))));
+    page.push_text(&format!("<h1>Load on {}</h1>\n", escape_html(&describe_targets(&urls))));
     page.push_text(&format!(
         "<p class=\"setting\">{}</p>\n",
         escape_html(&results.describe_settings())
@@ -33,13 +33,15 @@ pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
     page.text
 }
 
-fn join_urls(urls: &[&str]) -> String {
+/// Returns the URL of a single target, or the number of targets.
+fn describe_targets(urls: &[&str]) -> String {
     match urls {
         [url] => (*url).to_owned(),
         urls => format!("{} targets", urls.len()),
     }
 }
 
+/// The text of a page, to which the methods append sections.
 #[derive(Default)]
 struct HtmlPage {
     text: String,
@@ -166,6 +168,7 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
             let share = 1.0 - 10_f64.powf(-nines);
             latency.quantile(share).map(|latency| (share, latency.as_nanos() as f64 / 1e3))
         };
+        // Forty points per nine make a smooth line.
         let points = (0..=(most_nines * 40.0) as u32).map(|step| {
             let x = f64::from(step) / 40.0;
             point_at(x).map(|(_, us)| (x, us.max(1.0).log10()))
@@ -179,6 +182,7 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
         PlotLine {
             name: rate.map_or(String::new(), |rate| format!("{rate}/s")),
             class: "one",
+            // The line of the last rate is opaque, those of earlier rates are fainter.
             opacity: 1.0 - 0.7 * (rate_count - 1 - index) as f64 / rate_count as f64,
             points: points.collect(),
             marks: marks.collect(),
@@ -239,6 +243,7 @@ fn throughput_plot(summary: &LoadSummary) -> SvgPlot {
     SvgPlot {
         title: "Requests and errors per second over time",
         x_axis: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
+        // A little space above the highest point.
         y_axis: PlotAxis::from_zero("per second", highest_rate * 1.05),
         lines,
     }
@@ -281,7 +286,7 @@ fn latency_plot(summary: &LoadSummary) -> SvgPlot {
     }
 }
 
-/// Returns the intervals of at least half the longest interval: rates over a shorter one are inaccurate.
+/// Returns the intervals that are longer than half of the longest one. Rates over shorter intervals are inaccurate.
 fn plotted_intervals(summary: &LoadSummary) -> impl Iterator<Item = &IntervalSummary> {
     let longest = summary.timeline.iter().map(|interval| interval.length_s).fold(0.0, f64::max);
     summary.timeline.iter().filter(move |interval| interval.length_s > longest / 2.0)

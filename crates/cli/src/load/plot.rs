@@ -37,12 +37,13 @@ pub(super) struct PlotLine {
     pub(super) class: &'static str,
     /// The opacity from 0 to 1, which tells lines of one color apart.
     pub(super) opacity: f64,
+    /// The points, in the coordinates of the axes; `None` interrupts the line.
     pub(super) points: Vec<Option<(f64, f64)>>,
     /// Values along the line, as points with tooltips.
     pub(super) marks: Vec<PlotMark>,
 }
 
-/// A value on a line, with the text of its tooltip.
+/// A value on a line, at a point in the coordinates of the axes, with the text of its tooltip.
 #[derive(Debug)]
 pub(super) struct PlotMark {
     pub(super) x: f64,
@@ -54,6 +55,7 @@ impl PlotAxis {
     /// Creates an axis from zero to `high`, labeled at round numbers.
     pub(super) fn from_zero(label: &'static str, high: f64) -> Self {
         let high = high.max(f64::MIN_POSITIVE);
+        // At most five ticks after zero.
         let step = round_step(high / 5.0);
         let format_label = |value: f64| match value {
             value if value >= 1e6 => format!("{}M", format_trimmed(value / 1e6)),
@@ -273,12 +275,14 @@ fn append_text(svg: &mut String, text: &str) {
     write!(svg, "{text}").expect("writing to a String never fails");
 }
 
+// The sizes of a plot are in the units of its `viewBox`, which the page scales to its own width.
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 300.0;
 const LEFT_MARGIN: f64 = 64.0;
 const RIGHT_MARGIN: f64 = 96.0;
 const TOP_MARGIN: f64 = 24.0;
 const BOTTOM_MARGIN: f64 = 44.0;
+/// The minimum distance between the names of two lines.
 const NAME_HEIGHT: f64 = 15.0;
 
 #[cfg(test)]

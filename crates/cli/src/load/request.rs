@@ -64,6 +64,7 @@ impl LoadArgs {
         };
         let body = self.read_body()?;
         let host_headers = self.header.iter().filter(|header| header.is_host());
+        // A request has one host: of several headers, the last one wins.
         let host = host_headers.map(|header| header.value.as_str()).next_back();
         let method = match (&self.method, &body) {
             (Some(method), _) => method.as_str(),

@@ -7,6 +7,7 @@ use leno_load::{ConnectionReuse, LoadPlan, LoadProtocol, LoadReport};
 pub(super) struct LoadResults {
     /// The plan of all runs; its load model is a closed loop, even if there are rates.
     pub(super) plan: LoadPlan,
+    /// The number of threads that shared the connections and the rate.
     pub(super) threads: usize,
     /// The results at each rate, in the order of the measurement; at least one. A closed loop has exactly one.
     pub(super) steps: Vec<RateResult>,

@@ -140,9 +140,10 @@ async fn run_step(
 
 /// Waits for a stop signal that arrives after a pause.
 async fn wait_for_signal_after(pause: Duration) -> anyhow::Result<()> {
-    let previous_signal = stop::stop_signal()?;
+    // Signals during the pause are caught and ignored.
+    let ignored_signal = stop::stop_signal()?;
     tokio::time::sleep(pause).await;
-    drop(previous_signal);
+    drop(ignored_signal);
     stop::stop_signal()?.await;
     Ok(())
 }
@@ -164,5 +165,5 @@ const DEFAULT_WARM_UP: Duration = Duration::from_secs(2);
 /// The time in which further stop signals are ignored: a supervisor may send the same signal twice to a process
 /// group, and users do not press Ctrl-C twice this fast.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(300);
-/// The maximum duration of a run that ends after a number of requests.
+/// The maximum duration of a run that ends after a number of requests: one day.
 const MAX_DURATION: Duration = Duration::from_secs(86_400);

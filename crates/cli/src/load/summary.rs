@@ -19,6 +19,7 @@ pub(super) struct LoadSummary {
     pub(super) errors_by_kind: BTreeMap<String, u64>,
     /// Responses by status, including successes.
     pub(super) statuses: BTreeMap<String, u64>,
+    /// The measured time, without the warm-up.
     pub(super) duration_s: f64,
     /// Responses of any status per second.
     pub(super) rps: f64,
@@ -26,6 +27,7 @@ pub(super) struct LoadSummary {
     pub(super) latency_us: LatencyUs,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
+    /// The number of connections at each rate.
     pub(super) connections: usize,
     /// The requested rate, in requests per second; `None` in a closed loop and in the summary of several rates.
     pub(super) rate: Option<f64>,

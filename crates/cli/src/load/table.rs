@@ -37,6 +37,7 @@ pub(super) fn format_time(microseconds: Option<f64>) -> String {
         value if value < 1e6 => (value / 1e3, "ms"),
         value => (value / 1e6, "s"),
     };
+    // From each bound on, rounding would yield a fourth digit.
     let digits = match number {
         number if number < 9.995 => 2,
         number if number < 99.95 => 1,

@@ -18,6 +18,7 @@ pub(super) struct WeightedUrl {
     pub(super) host: String,
     /// The path, including the query.
     pub(super) path: String,
+    /// The share of the requests, relative to the weights of the other URLs.
     pub(super) weight: u32,
 }
 
@@ -111,6 +112,7 @@ fn split_weight(text: &str) -> Result<(&str, u32), String> {
     Ok((url, weight))
 }
 
+/// The default port of `http` URLs (RFC 9110 section 4.2.1).
 const HTTP_PORT: u16 = 80;
 
 /// The time for one of several addresses to accept a connection before the next one is tried.

@@ -52,6 +52,7 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
             }
         }
     }
+    // One rule allows the requests of all groups.
     if !requests.is_empty() {
         allow_rules.insert(0, json!({"from": allowed_peers, "requests": requests}));
     }

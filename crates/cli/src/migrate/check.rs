@@ -21,7 +21,7 @@ pub(super) struct MigrateCheckArgs {
     /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME", conflicts_with = "file")]
     context: Option<String>,
-    /// Namespace of objects without one: items of Sermant's configuration center
+    /// Namespace for items of Sermant's configuration center, which have no namespace of their own
     #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     namespace: String,
     /// Output format

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::document::{SourceDocument, is_convertible_group};
 use super::report::IgnoredSetting;
-use crate::cluster::format_api_error;
+use crate::cluster::from_api_error;
 use crate::yaml;
 
 /// Reads all objects in the API groups of other meshes, the services that their rules reference, and unused
@@ -29,7 +29,7 @@ pub(super) async fn read_objects(
     let discovery = Discovery::new(client.clone())
         .run()
         .await
-        .map_err(|error| format_api_error(ApiError::from(error)))?;
+        .map_err(|error| from_api_error(ApiError::from(error)))?;
     let mut documents = Vec::new();
     for group in discovery.groups().filter(|group| is_convertible_group(group.name())) {
         for (resource, capabilities) in group.recommended_resources() {
@@ -57,11 +57,11 @@ async fn list_objects(
     resource: &ApiResource,
 ) -> anyhow::Result<Vec<DynamicObject>> {
     let api =
-        ObjectApi::for_dynamic_kind(client.clone(), None, resource).map_err(format_api_error)?;
+        ObjectApi::for_dynamic_kind(client.clone(), None, resource).map_err(from_api_error)?;
     let mut objects = Vec::new();
     let mut list_params = ListParams::default().limit(PAGE_SIZE);
     loop {
-        let list = api.list(&list_params).await.map_err(format_api_error)?;
+        let list = api.list(&list_params).await.map_err(from_api_error)?;
         objects.extend(list.items);
         if objects.len() > MAX_OBJECTS {
             anyhow::bail!(
@@ -127,7 +127,7 @@ where
     let api: ObjectApi<K> = ObjectApi::for_all_namespaces(client.clone());
     let mut list_params = ListParams::default().limit(PAGE_SIZE);
     loop {
-        let list = api.list_metadata(&list_params).await.map_err(format_api_error)?;
+        let list = api.list_metadata(&list_params).await.map_err(from_api_error)?;
         for PartialObjectMeta { metadata, .. } in list.items {
             let name = metadata.name.unwrap_or_default();
             let location = match metadata.namespace {

@@ -174,6 +174,7 @@ pub(super) fn convert_item(
         split_key(item).is_some_and(|(_, item_scenario)| item_scenario == scenario)
     };
     let scenario_items = || items.iter().filter(|item| is_in_scenario(item));
+    // The result of a match group depends on the rules that use it.
     if rule_type == "matchGroup" {
         let other_items = scenario_items().filter(|other_item| other_item.key != item.key);
         let mut results =
@@ -192,6 +193,7 @@ pub(super) fn convert_item(
         let reason = format!("no {group_key}, so that it applies to no requests");
         return RewriteResult::Dropped(reason);
     };
+    // The converted rule contains the conditions of the match group.
     let conversion = group::parse_group(&group_item.content)
         .map_err(|reason| format!("{}: {reason}", group_item.key))
         .and_then(|group| {

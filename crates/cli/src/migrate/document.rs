@@ -116,6 +116,7 @@ pub(super) fn read_files(
         for file in find_files(path)? {
             let output_file = match file.strip_prefix(path) {
                 Ok(relative) if !relative.as_os_str().is_empty() => relative.to_owned(),
+                // The path is that of the file itself.
                 _ => file.file_name().map(PathBuf::from).context("a file has a name")?,
             };
             if output_files.contains(&output_file) {
@@ -246,6 +247,7 @@ fn read_document(
         let title = object.object_key().to_string();
         return Ok(Some((title, DocumentContent::Object(Box::new(object)))));
     }
+    // Neither an object nor a rejected document: the text has no fields.
     if rejected.is_empty() {
         let has_comment = text.lines().any(|line| line.trim_start().starts_with('#'));
         return Ok(has_comment.then(|| ("comments".to_owned(), DocumentContent::Comments)));
@@ -261,6 +263,7 @@ fn read_document(
     {
         return Ok(Some((title, content)));
     }
+    // Rejected documents of other kinds or meshes are dropped with a reason. A rejected native document is an error.
     let is_unknown_kind = rejected.iter().any(|rejection| {
         matches!(rejection.location.field.as_deref(), Some("kind" | "apiVersion"))
     });
@@ -344,6 +347,7 @@ fn is_subdomain_of(domain: &str, parent: &str) -> bool {
 
 /// The domains of other meshes' API groups.
 const MESH_DOMAINS: &[&str] = &["openservicemesh.io", "flomesh.io", "smi-spec.io"];
+/// The domain of Istio's API groups. This command does not convert them, but dropping their policies may widen access.
 const ISTIO_DOMAIN: &str = "istio.io";
 
 /// Kinds of other meshes that only allow or route requests, so dropping their objects never widens access.

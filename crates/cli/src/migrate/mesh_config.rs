@@ -2,7 +2,7 @@
 //! supported ones to a native `MeshConfig`.
 
 use leno_kubernetes::read::{
-    ALWAYS_ON_FIELDS, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
+    ALWAYS_ON_FIELDS, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_feature,
 };
 use leno_model::Egress;
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ fn is_enabled(values: &[(String, String)], field: &str) -> bool {
         suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['.', '[']))
     };
     let parse_value = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
-    values.iter().any(|(path, text)| is_at_or_below(path) && enables_something(&parse_value(text)))
+    values.iter().any(|(path, text)| is_at_or_below(path) && enables_feature(&parse_value(text)))
 }
 
 /// Returns the equivalent native MeshConfig.

@@ -109,6 +109,7 @@ fn convert_object(objects: &[&Object], object: &Object) -> RewriteResult {
         Object::Ingress(_) | Object::Egress(_) | Object::Retry(_) | Object::AccessCert(_) => {
             Err("it has no native equivalent, and is supported unchanged".to_owned())
         }
+        // All other kinds are native, or of the Gateway API.
         _ => return RewriteResult::Native,
     };
     match conversion.and_then(|converted| validate_converted(&converted).map(|()| converted)) {

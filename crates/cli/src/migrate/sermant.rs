@@ -1,4 +1,4 @@
-//! Converts Sermant route rules to `TagRoute`s and `Lane`s.
+//! Converts the route rules of Sermant, a Java agent for service governance, to `TagRoute`s and `Lane`s.
 
 mod native;
 mod write;

@@ -1,10 +1,10 @@
-//! Converts an `UpstreamTrafficSetting` to a `CircuitBreaker` and a `RateLimit`, and a `TrafficWarmup` to a
-//! `LoadBalancing`.
+//! Converts an `UpstreamTrafficSetting` of OSM or FSM to a `CircuitBreaker` and a `RateLimit`, and a `TrafficWarmup`
+//! of FSM to a `LoadBalancing`.
 
 use leno_model::{
     CircuitBreaker, FixedResponse, Object, PathMatch, PolicyScope, Rate, RateLimitKey, RateLimits,
     RateRule, RequestThreshold, ServicePolicy, ServicePolicyKind, ServiceRule, SlowStart,
-    TripConditions,
+    TripConditions, UpstreamTrafficSettings,
 };
 use serde_json::{Map, Value, json};
 
@@ -18,8 +18,8 @@ pub(super) fn convert_policy(
 ) -> Option<Result<Vec<Value>, String>> {
     match &policy.rule {
         ServiceRule::UpstreamTrafficSetting(settings) => {
-            let (breaker, limits) = &**settings;
-            Some(convert_traffic_setting(objects, policy, breaker, limits))
+            let UpstreamTrafficSettings { circuit_breaker, rate_limits } = &**settings;
+            Some(convert_traffic_setting(objects, policy, circuit_breaker, rate_limits))
         }
         ServiceRule::LoadBalancing(rule)
             if policy.name.kind == ServicePolicyKind::TrafficWarmup =>

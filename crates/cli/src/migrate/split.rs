@@ -80,6 +80,7 @@ fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
             Object::GatewayTcpRoute(route) => (targets_root(&route.parents), object.object_key()),
             _ => continue,
         };
+        // The routes of a service with several ports have the name of the split and the port as a suffix.
         let has_same_name = matches!(
             object,
             Object::HttpRoute(route) if route.name.namespace == split.name.namespace

@@ -116,9 +116,11 @@ fn trusted_roots(file: Option<PathBuf>, pem: Option<&str>) -> anyhow::Result<Tru
 /// The values of the last run or of the token file, for options that are not set.
 #[derive(Debug, Default)]
 struct MeshDefaults {
-    /// The reason why the certificate of the last run cannot be used.
+    /// The error of reading the certificate of the last run; `None` if it was read, or there is none.
     credential_error: Option<CredentialError>,
+    /// The trust domain of the valid certificate or of the token file; `None` without both.
     trust_domain: Option<TrustDomain>,
+    /// The control plane addresses; empty if no source has any.
     control_addresses: Vec<ControlAddress>,
 }
 
@@ -144,6 +146,7 @@ impl MeshDefaults {
             });
         let saved_addresses: Vec<ControlAddress> =
             saved_text.lines().filter_map(|line| line.parse().ok()).collect();
+        // The valid certificate takes precedence over the token file.
         let mut defaults = match (valid_credential, token_file) {
             (Some(credential), _) => {
                 let trust_domain = Some(credential.id().trust_domain.clone());
@@ -168,6 +171,7 @@ impl MeshDefaults {
         if defaults.control_addresses.is_empty()
             && let Some(path) = token_file
         {
+            // The valid certificate suffices, so a deleted or unreadable token file is no error here.
             let bundle = JoinBundle::load(path).ok();
             let control_addresses = bundle.into_iter().flat_map(|bundle| bundle.control_addresses);
             defaults.control_addresses.extend(control_addresses.map(ControlAddress::from));

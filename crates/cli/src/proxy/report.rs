@@ -58,7 +58,7 @@ pub(crate) enum PortStateOrder {
     Starting,
     /// The application is not running.
     Down,
-    /// Another process listens on the port.
+    /// Another process, described by the text, listens on the port.
     Taken(String),
 }
 
@@ -91,7 +91,7 @@ impl SidecarReport {
 /// and end with its supervisor.
 pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
-/// The parts of a sidecar that its reports describe, or that orders change.
+/// The sources of a sidecar's reports, and the port states that the supervisor's orders change.
 pub(super) struct ReportSources<F> {
     pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
     pub(super) admin: SocketAddr,
@@ -134,6 +134,7 @@ async fn report_changes<F: Fn() -> u64>(
     tokio::pin!(order_execution);
     let mut count_ticks = interval(COUNT_INTERVAL);
     count_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Neither a log line nor a report is repeated without a change.
     let (mut logged_states, mut last_report) = (None, None);
     loop {
         let listeners = sources.listeners.borrow_and_update().clone();
@@ -184,7 +185,7 @@ async fn execute_orders(
         line.clear();
         let mut limited_reader = (&mut order_reader).take(MAX_ORDER_BYTES);
         if limited_reader.read_line(&mut line).await.unwrap_or(0) == 0 {
-            // The supervisor has ended, and this process ends with it.
+            // End of input or a read error: the supervisor has ended, and the kernel ends this process with it.
             return std::future::pending().await;
         }
         match serde_json::from_str::<SupervisorOrder>(&line) {

@@ -23,15 +23,15 @@ pub(crate) struct SettingArgs {
     /// Address of the HTTP proxy for the application, or `off`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     http_proxy: OptionalAddress,
-    /// Address in the workload's network namespace, from which nftables redirects connections to this sidecar
+    /// Address of the workload's network namespace, in which nftables redirects connections to this sidecar
     /// (ports 15001 outbound, 15003 inbound, 53 DNS); requires root
     #[arg(long, value_name = "IP", conflicts_with_all = ["inbound", "http_proxy"])]
     redirect_address: Option<IpAddr>,
     /// Redirect IPv6 connections as well
     #[arg(long, requires = "redirect_address")]
     redirect_ipv6: bool,
-    /// Exempt the sidecar's own traffic from redirection by its user ID, and leave DNS to the cluster:
-    /// destinations are matched by address. As in a pod, where no privileges are required
+    /// Exempt the sidecar's own traffic from redirection, by its user ID, and leave DNS to the cluster;
+    /// destinations are matched by address. Used in pods, where no privileges are required
     #[arg(long, requires = "redirect_address")]
     uid_exempt: bool,
     /// Answer the application's DNS queries for services of the mesh, and forward all others to the resolvers

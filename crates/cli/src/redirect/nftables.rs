@@ -52,6 +52,7 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     socket.bind_auto().context("cannot communicate with the kernel")?;
     let mut batch = Vec::new();
     append_message(&mut batch, 0, build_control_message(ControlMessage::BatchBegin), NLM_F_REQUEST);
+    // Rules are appended, and so keep their order.
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND;
     for (sequence, (_, request)) in (1..).zip(requests) {
         let header = NetfilterHeader::new(NetfilterProtoFamily::Inet, 0, 0);
@@ -81,6 +82,7 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
 
 /// The kernel's reply to one request; `error` is `None` for an acknowledgment.
 struct NetlinkReply {
+    /// The position of the request in the batch, from 1; 0 for the begin and the end of the batch.
     sequence: u32,
     error: Option<io::Error>,
 }
@@ -193,6 +195,7 @@ fn build_match_expressions(nft_match: &NftMatch) -> Vec<Expressions> {
         NftMatch::TcpPort(port) => build_port_expressions(IPPROTO_TCP, *port),
         NftMatch::UdpPort(port) => build_port_expressions(IPPROTO_UDP, *port),
         NftMatch::DestinationRange(range) => {
+            // The offset of the destination address in the IP header.
             let (family, offset, octets) = match range.first_address() {
                 IpAddr::V4(address) => (NFPROTO_IPV4, 16, address.octets().to_vec()),
                 IpAddr::V6(address) => (NFPROTO_IPV6, 24, address.octets().to_vec()),

@@ -12,7 +12,7 @@ use leno_model::{RevokedWorkload, Uid, WorkloadName};
 use serde_json::{Value, json};
 
 use super::{RevocationChange, RevocationResult, RevokeArgs};
-use crate::cluster::format_api_error;
+use crate::cluster::from_api_error;
 
 /// Adds or removes an entry of `spec.revoked` in the MeshConfig. Without a selected workload, lists the
 /// workloads of that list.
@@ -61,7 +61,7 @@ pub(super) async fn run(
             Ok(_) => return Ok(result),
             Err(error) if error.status_code() == Some(409) => {}
             Err(error) => {
-                return Err(format_api_error(error)).context("cannot change the MeshConfig");
+                return Err(from_api_error(error)).context("cannot change the MeshConfig");
             }
         }
     }
@@ -73,7 +73,7 @@ async fn query_pod_uid(client: &Client, workload: &WorkloadName) -> anyhow::Resu
     let namespace = NamespaceName::new(workload.namespace.as_str())?;
     let pods = ObjectApi::<Pod>::for_namespace(client.clone(), &namespace);
     let name = ObjectName::from(&workload.name);
-    let pod = pods.get_opt(&name).await.map_err(format_api_error)?;
+    let pod = pods.get_opt(&name).await.map_err(from_api_error)?;
     let uid = pod.and_then(|pod| Uid::new(pod.metadata.uid.as_deref()?).ok());
     uid.with_context(|| {
         format!(
@@ -87,7 +87,7 @@ async fn read_mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
     let mut configs = mesh_config_api(client)?
         .list(&ListParams::default().limit(2))
         .await
-        .map_err(format_api_error)
+        .map_err(from_api_error)
         .context("cannot read the MeshConfig")?
         .items;
     match (configs.pop(), configs.is_empty()) {
@@ -103,7 +103,7 @@ async fn read_mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
 fn mesh_config_api(client: &Client) -> anyhow::Result<ObjectApi<DynamicObject>> {
     let kind = GroupVersionKind::gvk("leno.dev", "v1alpha1", "MeshConfig");
     let resource = ApiResource::from_gvk_with_plural(&kind, "meshconfigs");
-    ObjectApi::for_dynamic_kind(client.clone(), None, &resource).map_err(format_api_error)
+    ObjectApi::for_dynamic_kind(client.clone(), None, &resource).map_err(from_api_error)
 }
 
 fn read_revoked_entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
@@ -150,6 +150,7 @@ fn parse_revoked_workloads(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
     entries.iter().filter_map(parse_entry).collect()
 }
 
+/// Parses an entry for a pod or a workload; `None` for other kinds and invalid entries.
 fn parse_entry(entry: &Value) -> Option<RevokedWorkload> {
     let text_field = |field: &str| entry.get(field).and_then(Value::as_str);
     let is_workload = matches!(text_field("kind"), Some("Pod" | "Workload"));

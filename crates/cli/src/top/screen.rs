@@ -22,7 +22,7 @@ pub(super) struct ScreenContent {
     pub(super) error: Option<String>,
 }
 
-/// The size of the screen.
+/// The size of the screen, in characters.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScreenSize {
     pub(super) columns: usize,
@@ -33,6 +33,7 @@ pub(super) struct ScreenSize {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScreenStyle {
     pub(super) sort_order: SortOrder,
+    /// True unless the environment variable `NO_COLOR` is set.
     pub(super) use_color: bool,
 }
 
@@ -56,6 +57,7 @@ fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
 }
 
 fn compare_rates(first: &NamedRateStatus, second: &NamedRateStatus, order: SortOrder) -> Ordering {
+    // The order is descending, so the lowest success rate needs the highest value.
     let value_in_column = |rates: &RateStatus| match order {
         SortOrder::Rate => Some(rates.per_second),
         SortOrder::Success => rates.success.map(|share| 1.0 - share),
@@ -128,6 +130,7 @@ pub(super) fn render_screen(
         let table_lines: Vec<&str> = table.lines().collect();
         let visible_count = match table_lines.len() <= rows {
             true => table_lines.len(),
+            // The last line is for the number of omitted rows.
             false => rows.saturating_sub(1),
         };
         for (index, line) in table_lines.iter().take(visible_count).enumerate() {

@@ -35,6 +35,7 @@ impl LiveTerminal {
         termios::tcsetattr(&stdin, OptionalActions::Now, &live_modes)?;
         let terminal =
             Self { original_modes: ORIGINAL_MODES.get_or_init(|| original_modes).clone() };
+        // The alternate screen, without a cursor.
         terminal.write("\x1b[?1049h\x1b[?25l")?;
         Ok(terminal)
     }
@@ -56,6 +57,7 @@ impl LiveTerminal {
                 match stdin.read(&mut byte) {
                     // No key was pressed within the timeout.
                     Ok(0) => {}
+                    // Keys beyond the capacity of the queue are lost.
                     Ok(_) => drop(key_sender.try_send(parse_key(byte[0]))),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(_) => return,

@@ -125,6 +125,7 @@ impl ChildProcess {
             return;
         }
         while tasks.try_join_next().is_some() {}
+        // Tasks must not accumulate, so the missing output of earlier processes is lost.
         if tasks.len() >= MAX_OUTPUT_TASKS {
             tasks.abort_all();
         }

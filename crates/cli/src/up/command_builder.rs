@@ -233,7 +233,7 @@ impl CommandBuilder {
     }
 }
 
-/// True if the stored data is not a credential, as opposed to temporarily unreadable.
+/// True if the stored credential is malformed; false if it only cannot be read at present.
 fn is_damaged(error: &CredentialError) -> bool {
     match error {
         CredentialError::Io(error) => error.kind() == ErrorKind::InvalidData,

@@ -37,6 +37,7 @@ pub(super) struct ConsoleProgress(Arc<AtomicUsize>);
 
 impl ConsoleProgress {
     fn count_line(&self) {
+        // No other data depends on the count, so it needs no ordering.
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -73,12 +74,14 @@ impl Console {
         progress: ConsoleProgress,
         mut source: impl AsyncRead + Unpin,
     ) {
+        // The width only aligns the lines, so it needs no ordering.
         let width = self.name_width.fetch_max(line_source.name.len(), Ordering::Relaxed);
         let render_prefix = |width: usize| line_source.line_prefix(width, output);
         let mut splitter = LineSplitter::default();
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut prefix = render_prefix(width.max(line_source.name.len()));
         loop {
+            // A read error ends the output, as the end of the input does.
             let byte_count = source.read(&mut chunk).await.unwrap_or(0);
             let lines = match chunk.get(..byte_count) {
                 Some(bytes) if !bytes.is_empty() => splitter.split_lines(bytes),
@@ -111,7 +114,7 @@ impl Console {
         };
         while queue.push(text).is_err() {
             if queue.is_blocked(BLOCKED_TIMEOUT) {
-                return queue.drop_line();
+                return queue.count_dropped_line();
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }
@@ -122,6 +125,7 @@ impl Console {
 #[derive(Debug, Clone)]
 pub(super) struct LineSource {
     name: String,
+    /// The number of the foreground color in an SGR escape sequence (ECMA-48).
     color: u8,
 }
 
@@ -134,7 +138,7 @@ impl LineSource {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
         let color_index = usize::try_from(hash % COLORS.len() as u64).unwrap_or(0);
-        Self { name, color: COLORS.get(color_index).copied().unwrap_or(39) }
+        Self { name, color: COLORS.get(color_index).copied().unwrap_or(DEFAULT_COLOR) }
     }
 
     fn line_prefix(&self, width: usize, output: OutputStream) -> String {
@@ -157,8 +161,8 @@ struct LineSplitter {
 }
 
 impl LineSplitter {
-    /// Returns the lines that `bytes` complete. A line without an end is returned in parts once it reaches the
-    /// maximum length.
+    /// Returns the lines that `bytes` complete. A line that has not ended is returned in pieces once it reaches
+    /// the maximum length.
     fn split_lines(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut lines = Vec::new();
         while let Some(line_end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -196,6 +200,8 @@ const BLOCKED_TIMEOUT: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Foreground colors that are readable on black and on white.
 const COLORS: [u8; 6] = [31, 32, 33, 34, 35, 36];
+/// The default foreground color of the terminal.
+const DEFAULT_COLOR: u8 = 39;
 
 #[cfg(test)]
 mod tests {

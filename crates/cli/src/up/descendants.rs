@@ -115,6 +115,7 @@ impl ApplicationRun {
         sockets::all_pids().filter(|pid| self.contains(*pid)).collect()
     }
 
+    /// True for a live process that is recorded as a descendant, or has the variable.
     fn contains(&self, pid: i32) -> bool {
         let Some(process) = sockets::read_process(pid) else { return false };
         let is_recorded = self.recorded_descendants.get(&pid) == Some(&process.started);
@@ -202,6 +203,7 @@ impl ApplicationRuns {
     /// tasks that would restart applications.
     pub(super) async fn kill_all(&self, drop_supervisors: impl FnOnce()) {
         let mut runs: Vec<ApplicationRun> = self.0.borrow().values().cloned().collect();
+        // The supervisors kill the first processes when they are dropped. Descendants are unknown after that.
         runs.iter_mut().for_each(ApplicationRun::record_descendants);
         drop_supervisors();
         runs.iter().for_each(|run| run.signal_all(Signal::KILL));

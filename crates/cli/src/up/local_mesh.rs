@@ -146,8 +146,8 @@ impl LocalMesh {
         self.local_workloads.workload_states()
     }
 
-    /// Resolves when a part of the control plane has ended unexpectedly. `stop` shuts the control plane down
-    /// only after this future is dropped.
+    /// Resolves when a task of the control plane has ended unexpectedly. `stop` shuts the control plane down only
+    /// after this future is dropped.
     pub(crate) fn control_ended(&self) -> impl Future<Output = EndedUnexpectedly> + use<> {
         let command_builder = Rc::clone(&self.command_builder);
         async move { command_builder.control().wait_until_ended().await }
@@ -161,6 +161,7 @@ impl LocalMesh {
     /// Drains sidecars, then stops applications, then the control plane.
     pub(crate) async fn stop(mut self) {
         self.local_workloads.stop().await;
+        // The workloads share the command builder, which owns the control plane.
         drop(self.local_workloads);
         if let Some(command_builder) = Rc::into_inner(self.command_builder) {
             command_builder.into_control().shutdown().await;
@@ -198,7 +199,7 @@ fn create_placements(
     mut config: Config,
     netns: Option<NetnsOptions>,
 ) -> anyhow::Result<(Config, Placements)> {
-    let Some(netns) = netns else { return Ok((config, Placements::OpenListeners)) };
+    let Some(netns) = netns else { return Ok((config, Placements::HostNamespace)) };
     let namespaces = WorkloadNamespaces::create(netns)?;
     config.listen.set_ip(namespaces.gateway().into());
     Ok((config, Placements::Namespaces(Arc::new(Mutex::new(namespaces)))))

@@ -25,7 +25,9 @@ pub(super) struct LocalWorkloads {
     command_builder: Rc<CommandBuilder>,
     desired_workloads: BTreeMap<WorkloadName, Arc<Workload>>,
     members: BTreeMap<WorkloadName, LocalWorkload>,
+    /// The supervising tasks of the members; each returns the name of its workload.
     tasks: JoinSet<WorkloadName>,
+    /// Notified when the state of a member's processes has changed.
     change_notify: Rc<Notify>,
 }
 
@@ -358,6 +360,7 @@ impl WorkloadChannels {
             drop(stage_receiver.wait_for(|stage| *stage >= WorkloadStage::Draining).await);
             stop_sidecar.send_replace(true);
         };
+        // The application stops only after its sidecar has drained.
         let supervise_sidecar = async {
             sidecar::supervise(
                 command_builder,

@@ -49,7 +49,9 @@ pub(super) struct WorkloadNamespaces {
 
 #[derive(Debug)]
 struct WorkloadNamespace {
+    /// The name for `ip netns`.
     name: String,
+    /// The last two bytes of the workload's address.
     host_number: u16,
 }
 
@@ -57,7 +59,7 @@ struct WorkloadNamespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Subnet([u8; 2]);
 
-/// A route in the JSON output of iproute2.
+/// A route in the JSON output of iproute2; `dev` is `None` for a route without a device, such as `unreachable`.
 #[derive(Debug, serde::Deserialize)]
 struct IpRoute {
     dst: String,
@@ -167,6 +169,7 @@ impl WorkloadNamespaces {
             .with_context(|| format!("{}/resolv.conf", etc_path.display()))
     }
 
+    /// Returns the lowest free host number; `None` if all are in use.
     fn find_free_host(&self) -> Option<u16> {
         let used_hosts: Vec<u16> =
             self.namespaces.values().map(|namespace| namespace.host_number).collect();
@@ -277,9 +280,9 @@ fn render_redirection_rules(
     own_address: Ipv4Addr,
     options: &NetnsOptions,
 ) -> String {
-    let return_rule = |match_text: &str, items: Vec<String>| match items.is_empty() {
+    let return_rule = |match_text: &str, elements: Vec<String>| match elements.is_empty() {
         true => String::new(),
-        false => format!("    {match_text} {{ {} }} return\n", items.join(", ")),
+        false => format!("    {match_text} {{ {} }} return\n", elements.join(", ")),
     };
     let to_texts = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
     let outbound_ports = return_rule("tcp dport", to_texts(&options.exclude_outbound_ports));

@@ -14,7 +14,7 @@ use super::netns::WorkloadNamespaces;
 #[derive(Debug)]
 pub(super) enum Placements {
     /// All workloads run in the host's network namespace, and call services through outbound listeners on loopback.
-    OpenListeners,
+    HostNamespace,
     /// Each workload runs in its own network namespace, with its traffic redirected.
     Namespaces(Arc<Mutex<WorkloadNamespaces>>),
 }
@@ -39,7 +39,7 @@ impl Placements {
     ) -> anyhow::Result<Placement> {
         let workload = workload.clone();
         let placement = match self {
-            Self::OpenListeners => return Ok(Placement::default()),
+            Self::HostNamespace => return Ok(Placement::default()),
             Self::Namespaces(namespaces) => {
                 change_in_background(namespaces, move |namespaces| {
                     namespaces.place_workload(&workload)
@@ -54,7 +54,7 @@ impl Placements {
     pub(super) async fn namespace_of(&self, workload: &WorkloadName) -> Option<String> {
         let workload = workload.clone();
         match self {
-            Self::OpenListeners => None,
+            Self::HostNamespace => None,
             Self::Namespaces(namespaces) => change_in_background(namespaces, move |namespaces| {
                 namespaces.namespace_name(&workload)
             })
@@ -67,7 +67,7 @@ impl Placements {
     pub(super) async fn release_workload(&self, workload: &WorkloadName) {
         let name = workload.clone();
         let result = match self {
-            Self::OpenListeners => Ok(()),
+            Self::HostNamespace => Ok(()),
             Self::Namespaces(namespaces) => {
                 change_in_background(namespaces, move |namespaces| namespaces.remove(&name)).await
             }

@@ -59,6 +59,7 @@ pub(super) type Ports = BTreeMap<u16, ObservedPort>;
 /// An application with observed ports, with the listening sockets from before its start.
 #[derive(Debug, Clone)]
 pub(super) struct ObservedApplication {
+    /// The ID of the application's first process.
     pub(super) pid: i32,
     pub(super) workload: watch::Receiver<Arc<Workload>>,
     /// The inodes of the sockets that were listening before the application started.
@@ -267,6 +268,7 @@ fn send_readiness_request(address: SocketAddr, path: &str) -> std::io::Result<bo
     stream.write_all(request.as_bytes())?;
     let mut status_line = [0; STATUS_BYTES];
     stream.read_exact(&mut status_line)?;
+    // `HTTP/1.1 2xx`
     Ok(status_line.starts_with(b"HTTP/1.") && status_line.get(8..10) == Some(b" 2"))
 }
 

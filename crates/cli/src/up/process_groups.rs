@@ -20,7 +20,7 @@ use super::sockets::{self, ProcessEntry};
 use crate::data_directory::create_private_directory;
 use crate::output;
 
-/// A process group, with the data that distinguishes it from a later group with the same ID.
+/// A process group, with the fields that distinguish it from a later group with the same ID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ProcessGroup {
     /// The boot ID.
@@ -31,6 +31,7 @@ struct ProcessGroup {
     leader: i32,
     /// The start time of its first process, in clock ticks since boot.
     started: u64,
+    /// The ID of the group's session.
     session: i32,
     /// The process ID of `leno up`, and the start time of that process in clock ticks since boot.
     supervisor: (i32, u64),
@@ -83,6 +84,7 @@ fn write_record(path: &Path, pid: i32) -> anyhow::Result<()> {
         .filter(|process| !process.is_zombie)
         .with_context(|| format!("/proc does not show the process {pid}"))?;
     let (boot, namespace) = (boot_id()?, pid_namespace()?);
+    // A supervisor that has exited already has the start time 0, which no running `leno up` has.
     let supervisor = (
         process.parent,
         sockets::read_process(process.parent).map_or(0, |process| process.started),
@@ -187,6 +189,7 @@ impl ProcessGroup {
         sockets::all_pids().filter(is_member).collect()
     }
 
+    /// True for a live member of the group.
     fn contains(&self, process: &ProcessEntry) -> bool {
         process.group == self.leader
             && process.session == self.session

@@ -87,6 +87,7 @@ async fn run_sidecar(
     inputs: &mut SupervisorInputs,
 ) -> anyhow::Result<SidecarExit> {
     let mut command = command_builder.sidecar_command(workload, placement)?;
+    // Reports and orders use a socket at the standard input of the sidecar.
     let (std_socket, child_socket) = SocketPair::pair().context("a socket for its reports")?;
     command.stdin(Stdio::from(OwnedFd::from(child_socket)));
     let name = workload.name.to_string();
@@ -189,6 +190,7 @@ async fn receive_reports(reader: OwnedReadHalf, reports: &watch::Sender<Option<S
     loop {
         line.clear();
         let mut limited_reader = (&mut reader).take(MAX_REPORT_BYTES);
+        // End of input or a read error: the sidecar has exited.
         if limited_reader.read_line(&mut line).await.unwrap_or(0) == 0 {
             return;
         }

@@ -9,6 +9,7 @@ use std::path::Path;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ListeningSocket {
     pub(super) address: SocketAddr,
+    /// The inode, which the links in `/proc/PID/fd` name.
     pub(super) inode: u64,
 }
 
@@ -20,6 +21,7 @@ pub(super) struct ProcessEntry {
     pub(super) session: i32,
     /// The start time in clock ticks since boot.
     pub(super) started: u64,
+    /// True if the process has exited, and its parent has not reaped it yet.
     pub(super) is_zombie: bool,
 }
 
@@ -118,6 +120,7 @@ pub(super) fn sockets_for(
 /// Parses the listening sockets of `/proc/net/tcp` and `tcp6` (proc(5)).
 fn parse_table(table: &str) -> Vec<ListeningSocket> {
     let parse_row = |line: &str| {
+        // sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
         let mut fields = line.split_whitespace().skip(1);
         let local = fields.next()?;
         let state = fields.nth(1)?;

@@ -20,21 +20,21 @@ pub(super) struct SummaryWorkload<'a> {
 /// with `data_option` appended.
 pub(super) fn render(
     status: &Status,
-    members: &[SummaryWorkload<'_>],
+    workloads: &[SummaryWorkload<'_>],
     data_option: &str,
 ) -> String {
     let mut summary = format!(
         "\n{}: {}, {}, default policy {}, trust domain {}\n\n",
-        describe_health(members),
+        describe_health(workloads),
         format_count(status.workloads, "workload"),
         format_count(status.services, "service"),
         status.default_policy,
         status.trust_domain,
     );
-    let has_namespaces = members.iter().any(|member| member.network_namespace.is_some());
+    let has_namespaces = workloads.iter().any(|workload| workload.network_namespace.is_some());
     let mut listing =
         Listing::new(if has_namespaces { NAMESPACE_COLUMNS } else { LISTENER_COLUMNS });
-    for SummaryWorkload { workload_state, network_namespace } in members {
+    for SummaryWorkload { workload_state, network_namespace } in workloads {
         let workload = &workload_state.workload;
         // Redirected workloads have no HTTP proxy listener.
         let http_proxy =
@@ -53,16 +53,16 @@ pub(super) fn render(
         ]);
     }
     summary.push_str(&listing.render(OutputFormat::Table));
-    for problem in members.iter().flat_map(|member| list_problems(member.workload_state)) {
+    for problem in workloads.iter().flat_map(|workload| list_problems(workload.workload_state)) {
         writeln!(summary, "  ✗ {problem}").expect("writing to a String never fails");
     }
-    summary.push_str(&render_usage(members, status.page.as_deref(), data_option));
+    summary.push_str(&render_usage(workloads, status.page.as_deref(), data_option));
     summary
 }
 
 /// Describes the health of the mesh for the first line, with the number of problems of each kind.
-fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
-    let workload_states = || members.iter().map(|member| member.workload_state);
+fn describe_health(workloads: &[SummaryWorkload<'_>]) -> String {
+    let workload_states = || workloads.iter().map(|workload| workload.workload_state);
     let closed_count: usize = workload_states()
         .filter_map(|state| state.report.as_ref())
         .map(|report| report.closed_listeners.len())
@@ -130,16 +130,20 @@ fn describe_application(workload_state: &WorkloadState) -> String {
 }
 
 /// Returns example commands for calls and for observation, with names of this mesh.
-fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, data_option: &str) -> String {
+fn render_usage(
+    workloads: &[SummaryWorkload<'_>],
+    page: Option<&str>,
+    data_option: &str,
+) -> String {
     let mut examples = Vec::new();
-    let outbound_listeners = members.iter().flat_map(|member| {
-        let open_listeners = member
+    let outbound_listeners = workloads.iter().flat_map(|workload| {
+        let open_listeners = workload
             .workload_state
             .workload
             .outbound_listeners
             .iter()
-            .filter(|listener| is_open(member, listener));
-        open_listeners.map(move |listener| (namespace_prefix(member), listener))
+            .filter(|listener| is_open(workload, listener));
+        open_listeners.map(move |listener| (namespace_prefix(workload), listener))
     });
     if let Some((prefix, listener)) = outbound_listeners.into_iter().next() {
         examples.push((
@@ -147,7 +151,7 @@ fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, data_option
             format!("call {} through an outbound listener", listener.service.name),
         ));
     }
-    examples.extend(members.iter().find_map(build_call_example));
+    examples.extend(workloads.iter().find_map(build_call_example));
     examples.push((format!("leno get workloads{data_option}"), "list the workloads".to_owned()));
     examples.push((format!("leno top{data_option}"), "watch the mesh in the terminal".to_owned()));
     examples.extend(page.map(|page| (page.to_owned(), "watch the mesh in a browser".to_owned())));
@@ -162,9 +166,9 @@ fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, data_option
 }
 
 /// True unless the sidecar reports that the listener is closed.
-fn is_open(member: &SummaryWorkload<'_>, listener: &OutboundListener) -> bool {
+fn is_open(workload: &SummaryWorkload<'_>, listener: &OutboundListener) -> bool {
     let name = format!("listener-{}", listener.listen);
-    member
+    workload
         .workload_state
         .report
         .as_ref()
@@ -173,18 +177,20 @@ fn is_open(member: &SummaryWorkload<'_>, listener: &OutboundListener) -> bool {
 
 /// Returns the prefix that runs a command in the workload's network namespace, because its outbound listeners
 /// are not reachable from the host; empty without a namespace.
-fn namespace_prefix(member: &SummaryWorkload<'_>) -> String {
-    let network_namespace = member.network_namespace.as_ref();
+fn namespace_prefix(workload: &SummaryWorkload<'_>) -> String {
+    let network_namespace = workload.network_namespace.as_ref();
     network_namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
 }
 
-fn build_call_example(member: &SummaryWorkload<'_>) -> Option<(String, String)> {
-    let description = format!("call any service as {}", member.workload_state.workload.name.name);
-    if member.network_namespace.is_some() {
-        let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", namespace_prefix(member));
+/// Returns an example command that calls any service as this workload, and its description. Returns `None` if the
+/// workload has neither a network namespace nor an HTTP proxy listener.
+fn build_call_example(workload: &SummaryWorkload<'_>) -> Option<(String, String)> {
+    let description = format!("call any service as {}", workload.workload_state.workload.name.name);
+    if workload.network_namespace.is_some() {
+        let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", namespace_prefix(workload));
         return Some((command, description));
     }
-    let proxy = member.workload_state.report.as_ref()?.http_proxy()?;
+    let proxy = workload.workload_state.report.as_ref()?.http_proxy()?;
     Some((format!("curl -x http://{proxy} http://SERVICE.NAMESPACE:PORT/"), description))
 }
 
@@ -273,9 +279,9 @@ mod tests {
             Arc::new(client_workload()),
             [("listener-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
         );
-        let members =
+        let workloads =
             [SummaryWorkload { workload_state: &workload_state, network_namespace: None }];
-        let rendered = render(&Status::default(), &members, "");
+        let rendered = render(&Status::default(), &workloads, "");
         let first_line =
             "The mesh is up, but 1 listener is closed and 1 application does not stay up: ";
         assert!(rendered.contains(first_line), "{rendered}");

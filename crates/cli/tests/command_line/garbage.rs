@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use leno_registry::served_kinds;
 use serde_json::{Value, json};
 
-/// A part of each undecodable body, like the key of an authority in its Secret.
+/// A text in each undecodable body, in place of a key in a Secret.
 const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
 /// The requests that receive undecodable responses.

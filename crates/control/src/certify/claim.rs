@@ -1,5 +1,6 @@
 //! Checks if a certificate permits its holder to act for a workload, and selects the instance for the renewed
-//! certificate. The instance distinguishes successive holders of one workload name: a pod's UID or a registration.
+//! certificate. An instance is a pod's UID or the number of a registration: it distinguishes successive holders of one
+//! workload name.
 
 use std::time::SystemTime;
 
@@ -9,6 +10,7 @@ use leno_model::{Instance, SpiffeId, TrustDomain, Workload, WorkloadName};
 /// The fields of the previous certificate that its renewal depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PreviousCertificate {
+    /// `None` in certificates of older releases.
     pub(crate) instance: Option<Instance>,
     pub(crate) issued_at: SystemTime,
 }
@@ -50,8 +52,8 @@ pub(super) fn renewed_instance(
     }
 }
 
-/// True if a certificate was issued before a registration: the number of a registration is its time in
-/// milliseconds, certificates have whole seconds.
+/// True if a certificate was issued before a registration. The number of a registration is its time in milliseconds
+/// since 1970, and certificates have whole seconds.
 fn was_issued_before(issued_at: SystemTime, registration: u64) -> bool {
     let issued_since_epoch = issued_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     issued_since_epoch.as_secs() < registration / 1000

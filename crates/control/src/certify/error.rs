@@ -83,5 +83,6 @@ impl CertifyError {
     }
 }
 
-/// Shared log limit for rejected requests: clients without a certificate are indistinguishable.
+/// The log limit for rejected requests. All clients share it, because clients without a certificate are
+/// indistinguishable.
 pub(super) static REJECTION_LOG_LIMIT: Mutex<LogLimit> = Mutex::new(LogLimit::new());

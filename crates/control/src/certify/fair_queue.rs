@@ -1,4 +1,4 @@
-//! Defines a queue that serves its sources in turn: many joins from one source delay only that source.
+//! Defines a queue that serves its sources in turn, so that many joins from one source delay only that source.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,6 +31,7 @@ impl<T> FairQueue<T> {
             false => None,
             true => match self.longest_queue() {
                 Some((longest_source, len)) if len > source_len => self.drop_newest(longest_source),
+                // No other source has more items than this one.
                 _ => return Some(item),
             },
         };

@@ -26,6 +26,7 @@ pub(crate) struct ReviewResult {
 /// Reviews in progress, and joins that wait for one.
 #[derive(Debug)]
 pub(super) struct TokenReviews {
+    /// The reviewer of tokens; `None` if only tokens of this mesh are accepted.
     reviewer: Option<Arc<dyn Reviewer>>,
     review_tasks: JoinSet<ReviewResult>,
     /// The source of each review in progress.
@@ -136,6 +137,7 @@ impl TokenReviews {
             if pending_join.reply.is_closed() {
                 continue;
             }
+            // A rejected join needs a task too, so that its result arrives like the others.
             let rejection = self.permit_review(&pending_join, now).err();
             let reviewer = Arc::clone(&reviewer);
             let task = self.review_tasks.spawn(async move {
@@ -157,6 +159,7 @@ impl TokenReviews {
     ) {
         let Some(source) = source else { return };
         match &review_result.subject {
+            // A repeated token was counted when it was rejected for the first time.
             Ok(_) | Err(ReviewError::Repeated(_)) => {}
             Err(ReviewError::Rejected(reason)) => {
                 self.suspects.record_rejection(source, now);
@@ -173,7 +176,8 @@ impl TokenReviews {
     }
 }
 
-/// True if a review for a source may start now.
+/// True if a review for a source may start now. A source with rejected tokens has one review at a time, and all such
+/// sources share [`MAX_SUSPECT_REVIEWS`].
 fn may_start_review(
     sources_in_progress: &BTreeMap<Id, ConnectionSource>,
     suspects: &Suspects,
@@ -203,9 +207,9 @@ const MAX_REVIEWS: usize = 64;
 /// Maximum reviews in progress per source.
 const MAX_REVIEWS_PER_SOURCE: usize = 16;
 
-/// Maximum reviews in progress of all sources with rejected tokens: one per source, and together they leave
-/// room for others.
+/// Maximum reviews in progress of all sources with rejected tokens together. Each of these sources has at most one, and
+/// they leave room for other sources.
 const MAX_SUSPECT_REVIEWS: usize = 16;
 
-/// The timeout of a review: a join waits only a few seconds in total.
+/// The timeout of a review. It is short, because a client waits only a few seconds for its join.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);

@@ -11,8 +11,10 @@ use tokio::time::Instant;
 #[derive(Debug, Default)]
 pub(super) struct Suspects(BTreeMap<ConnectionSource, FailedReviews>);
 
+/// The rejected tokens of one source, and its reviews that were unavailable.
 #[derive(Debug, Clone, Copy)]
 struct FailedReviews {
+    /// The count at the time of the last rejection.
     count: u32,
     last_rejection: Instant,
 }
@@ -28,6 +30,7 @@ impl FailedReviews {
 impl Suspects {
     /// Counts a rejected token of a source.
     pub(super) fn record_rejection(&mut self, source: ConnectionSource, now: Instant) {
+        // Makes room for a new source: removes all sources without a current rejection, or else one with the fewest.
         if !self.0.contains_key(&source) && self.0.len() >= MAX_SUSPECTS {
             self.0.retain(|_, failures| failures.current_count(now) > 0);
             let least_suspect =

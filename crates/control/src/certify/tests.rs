@@ -53,7 +53,7 @@ impl CertifierFixture {
         let source = [10, 0, 0, 1].into();
         let pending_join =
             PendingJoin { token: token.to_owned(), workload, csr, source, reply: reply_sender };
-        self.certifier.join(pending_join, holder, SystemTime::now());
+        self.certifier.queue_join(pending_join, holder, SystemTime::now());
         result.await.unwrap()
     }
 
@@ -165,7 +165,7 @@ async fn many_guesses_from_one_source_do_not_delay_another() {
             (workload_name("details-1"), PrivateKey::generate().certificate_request());
         let pending_join =
             PendingJoin { token, workload, csr, source: source.into(), reply: reply_sender };
-        fixture.certifier.join(pending_join, holder.clone(), SystemTime::now());
+        fixture.certifier.queue_join(pending_join, holder.clone(), SystemTime::now());
         result
     };
     for guess in 0..500 {

@@ -26,8 +26,8 @@ pub(crate) struct AddressEntries {
     pub(crate) unreported: BTreeSet<IpAddr>,
 }
 
-/// Returns the entries of these addresses. They are the same for all clients: authorization is decided
-/// by the service configuration and by the server's sidecar.
+/// Returns the entries of these addresses. They are the same for all clients, because the service configuration and the
+/// server's sidecar decide about authorization.
 pub(crate) fn address_entries(
     mesh: &Mesh,
     queried_addresses: &BTreeSet<IpAddr>,
@@ -57,8 +57,8 @@ impl AddressEntries {
                 false => AddressEntry::External,
             };
         }
-        // A gateway serves external clients. A sidecar that connects to its address is one of them: the address is
-        // not that of a member for the sidecar.
+        // A gateway serves external clients. A sidecar that connects to its address is one of them, so the address is
+        // external for the sidecar.
         let workload =
             mesh.workload_at(address).filter(|workload| mesh.gateway_of(workload).is_none());
         let Some(workload) = workload else {
@@ -97,7 +97,8 @@ impl AddressEntries {
     /// entry has the service under which the port's requests are counted.
     fn forwarded_ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, AddressPort> {
         let mut services: Vec<&Service> = mesh.services_of(&workload.name).collect();
-        // The sort is stable, and services are ordered by name.
+        // A service with fewer selector labels comes first, as in `port_services` of the workload's configuration. The sort
+        // is stable, and services are ordered by name.
         services.sort_by_key(|service| service.selector.len());
         let mut ports = BTreeMap::new();
         for service in services {
@@ -130,6 +131,7 @@ fn address_entry_port(
         port: port.port,
         workload: workload.name.clone(),
     };
+    // The client called this address, so there is no choice among endpoints by tags or weights.
     let endpoint = address.map(|address| {
         let account = Some(workload.account.clone());
         Arc::new(Endpoint { id, address, account, tags: BTreeMap::new(), weight: None })

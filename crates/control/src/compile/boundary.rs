@@ -18,6 +18,7 @@ pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Ing
     let mut ingress_rules = Vec::new();
     for policy in mesh.ingress_in(&workload.name.namespace) {
         for backend in &policy.backends {
+            // A backend is skipped if another policy has precedence, or opens the port with another protocol.
             let is_selected = mesh
                 .services_of(&workload.name)
                 .any(|service| service.name.name == backend.service);
@@ -104,8 +105,8 @@ fn compile_ingress_rule(
     }
 }
 
-/// Returns the address ranges of a source. Node addresses are left out: all processes of the node share
-/// them, and often clients behind NAT as well.
+/// Returns the address ranges of a source. Node addresses are left out, because all processes of the node share them,
+/// and often clients behind NAT as well.
 fn source_ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     match source {
         IngressSource::Range(range) => vec![*range],
@@ -123,7 +124,8 @@ fn source_ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     }
 }
 
-/// Compiles the egress rules of a workload: none are needed while all egress is allowed.
+/// Compiles the egress rules of a workload: those for the API server, which every workload may call, and those of the
+/// policies for its account. None are needed while all egress is allowed.
 pub(super) fn compile_egress_rules(mesh: &Mesh, workload: &Workload) -> Vec<EgressRule> {
     if mesh.config().egress == Egress::Allow {
         return Vec::new();
@@ -140,6 +142,7 @@ fn api_server_rules(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = Eg
     for address in addresses {
         ranges_by_port.entry(address.port()).or_default().push(address.ip().into());
     }
+    // No object exists for these rules, so they are counted under the Service of the API server.
     let policy = PolicyName::new("default", "kubernetes").expect("it is the name of its Service");
     ranges_by_port.into_iter().map(move |(port, ranges)| EgressRule {
         policy: policy.clone(),
@@ -151,11 +154,13 @@ fn api_server_rules(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = Eg
     })
 }
 
+/// Returns the rules of an egress policy, one per port.
 fn policy_egress_rules<'a>(
     mesh: &'a Mesh,
     policy: &'a EgressPolicy,
 ) -> impl Iterator<Item = EgressRule> + 'a {
     policy.ports.iter().map(|port| {
+        // A connection that is matched by its address carries no host name.
         let matches_host = port.matched_by != MatchedBy::Address;
         let is_http = port.matched_by == MatchedBy::Http;
         EgressRule {
@@ -179,7 +184,8 @@ fn group_matches(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMa
     Some(matches.map(|named_match| named_match.request.clone()).collect())
 }
 
-/// Returns the problems that keep a policy, or a part of it, from taking effect, as sentences for its author.
+/// Returns the problems that keep a policy, or one of its backends or sources, from taking effect, as sentences for its
+/// author.
 pub(crate) fn policy_problems(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
     let mut problems = missing_groups(mesh, &policy.groups);
     for backend in &policy.backends {

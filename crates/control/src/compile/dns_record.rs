@@ -9,8 +9,8 @@ use leno_model::{DnsRecord, Service, ServiceName};
 
 use crate::mesh::Mesh;
 
-/// Returns the DNS records of these names. They are the same for all clients: authorization is decided
-/// by the service configuration and by the server's sidecar.
+/// Returns the DNS records of these names; the record of a missing service is empty. The records are the same for all
+/// clients, because the service configuration and the server's sidecar decide about authorization.
 pub(crate) fn dns_records(
     mesh: &Mesh,
     queried_names: &BTreeSet<ServiceName>,

@@ -1,5 +1,5 @@
 //! Decides which services sidecars balance, and which unmeshed endpoints (workloads without a sidecar) sidecars and
-//! gateways leave out: because of policies that only a sidecar enforces, the default policy, or `egress`.
+//! gateways leave out. The reasons are policies that only a sidecar enforces, the default policy, or `egress`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,9 +70,9 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     unmeshed_workloads.peek().is_none() || !unmeshed_workloads.all(is_external)
 }
 
-/// True for a service without a selector that has no pod with a sidecar yet and may get one at any time, if sidecars
-/// may send plaintext to each of the service's endpoints. Sidecars must balance before that pod joins: it becomes an
-/// endpoint for the control plane only when the cluster network already routes plaintext to it.
+/// True for a service without a selector that a pod with a sidecar may join at any time, if sidecars may send plaintext
+/// to each of its current endpoints. Sidecars must balance before that pod joins: it becomes an endpoint for the control
+/// plane only when the cluster network already routes plaintext to it.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
     let mut unmeshed_workloads = mesh
         .unmeshed_workloads_of(&service.name)
@@ -130,7 +130,7 @@ pub(crate) fn restricted_workloads(
 pub(super) struct EnforcementCache<'a> {
     mesh: &'a Mesh,
     /// Cached results, by the services that select a workload, each with its ports that forward to the port of
-    /// the workload: named ports may map to different numbers at each workload.
+    /// the workload. Named ports may map to different numbers at each workload.
     results: BTreeMap<Vec<(&'a ServiceName, Vec<u16>)>, bool>,
 }
 

@@ -19,14 +19,14 @@ use crate::mesh::{AffectedSet, Mesh};
 /// The class of clients that a service is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ClientClass {
-    /// All clients: if no part of the mesh denies by default, they share one configuration.
+    /// All clients. They share one configuration if no namespace and no workload denies by default.
     AllClients,
     /// The clients of a namespace that has its own routes for services of other namespaces.
     Consumers(Name),
     /// The clients under this account.
     Account(ServiceAccount),
-    /// Gateway proxies, which reach unmeshed endpoints with `defaultPolicy: deny` too; with the account if
-    /// a part of the mesh denies by default.
+    /// Gateway proxies, which reach unmeshed endpoints with `defaultPolicy: deny` too. The account is present if a
+    /// namespace or workload denies by default.
     Gateway(Option<ServiceAccount>),
 }
 
@@ -71,7 +71,6 @@ impl ClientClass {
         }
     }
 
-    /// True for gateway proxies.
     fn is_gateway(&self) -> bool {
         matches!(self, Self::Gateway(_))
     }
@@ -79,9 +78,10 @@ impl ClientClass {
 
 /// Compiles the configuration of a service for a class of clients.
 ///
-/// A client may call a service if it may call at least one workload of the service, or of a backend of its routes: one
-/// that does not deny by default, or that a policy lets it call. Endpoints that it may not call are left out. In a
-/// namespace that denies by default, a service without workloads has no account that a policy could name: it is denied.
+/// A client may call a service if it may call at least one workload of the service, or of a backend of its routes. It
+/// may call a workload that does not deny by default, and a workload for which a policy allows the client. Endpoints
+/// that it may not call are left out. In a namespace that denies by default, a service without workloads is denied,
+/// because it has no account that a policy could name.
 pub(crate) fn compile_service(
     mesh: &Mesh,
     client_class: &ClientClass,
@@ -90,12 +90,13 @@ pub(crate) fn compile_service(
     let callable_workloads = CallableWorkloads::for_client_class(mesh, client_class);
     let ports = service.ports.iter().map(|port| {
         let (name, number) = (&service.name, port.port);
-        let (routed, rules) = port_rules(mesh, name, number, client_class.consumer_namespace());
+        let (has_attached_routes, rules) =
+            port_rules(mesh, name, number, client_class.consumer_namespace());
         let tags = mesh.tags().rules_for(&service.name, port.port);
         let port_config = PortConfig {
             name: port.name.clone(),
             protocol: port_protocol(mesh, service, port),
-            has_attached_routes: routed,
+            has_attached_routes,
             rules,
             endpoints: port_endpoints(
                 mesh,
@@ -168,7 +169,7 @@ pub(crate) fn backend_services(
     service_config.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
 }
 
-/// Returns the application port that a service port forwards to.
+/// Returns the application port that a service port forwards to; `None` if the workload has no port of that name.
 pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u16> {
     target.number_at(workload)
 }
@@ -224,7 +225,6 @@ impl ServiceConfigCache {
         Some(service_config)
     }
 
-    /// Returns the number of configurations compiled so far.
     pub(crate) fn compiled_count(&self) -> u64 {
         self.compiled_count
     }
@@ -251,6 +251,7 @@ impl ServiceConfigCache {
     /// without a snapshot does not suffice: configurations that only address entries depend on are never in a snapshot.
     pub(crate) fn evict_unused(&mut self) {
         self.entries.retain(|_, cached| {
+            // The cache itself holds one reference.
             let is_in_snapshot = Arc::strong_count(&cached.service_config) > 1;
             cached.unused_passes =
                 if is_in_snapshot { 0 } else { cached.unused_passes.saturating_add(1) };
@@ -347,12 +348,13 @@ fn port_rules(
 ) -> (bool, Vec<RouteRule>) {
     let attached_routes: Vec<&HttpRoute> =
         mesh.http_routes().routes_at_port(service, port, consumer_namespace).collect();
+    // `GRPCRoute` is the last kind in the order of `RouteKind`.
     let kind = attached_routes.iter().map(|route| route.kind).max();
     if kind.is_none() {
         return (false, split::split_rules(mesh, service, port, consumer_namespace));
     }
-    let most_specific = attached_routes.iter().filter(|route| Some(route.kind) == kind);
-    let rules = most_specific.flat_map(|route| route.rules.iter());
+    let applied_routes = attached_routes.iter().filter(|route| Some(route.kind) == kind);
+    let rules = applied_routes.flat_map(|route| route.rules.iter());
     (true, rules.map(|rule| permitted_rule(mesh, service, rule)).collect())
 }
 
@@ -487,6 +489,7 @@ fn endpoints_at_stage(
             Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
         })
         .collect();
+    // A client that may call no workload with a sidecar is not sent to an unmeshed one either.
     if callable_workloads.allows_any_workload(mesh, &service.name) != Some(false) {
         endpoints.extend(unmeshed_endpoints(
             mesh,
@@ -501,7 +504,7 @@ fn endpoints_at_stage(
     endpoints
 }
 
-/// Removes the weights of endpoints if all are equal.
+/// Removes the weights of endpoints if all are equal: such weights have no effect.
 fn clear_equal_weights(endpoints: &mut [Arc<Endpoint>]) {
     let first_weight = endpoints.first().and_then(|endpoint| endpoint.weight);
     if endpoints.iter().all(|endpoint| endpoint.weight == first_weight) {
@@ -543,7 +546,6 @@ fn unmeshed_endpoints(
     endpoints.collect()
 }
 
-/// Returns the selected labels of a workload.
 pub(crate) fn select_labels(
     workload: &Workload,
     is_selected: impl Fn(&str) -> bool,
@@ -582,6 +584,7 @@ fn reuse_unchanged(mut new: ServiceConfig, old: Option<Arc<ServiceConfig>>) -> A
         return old;
     }
     for (number, port) in &mut new.ports {
+        // Both lists are in order of the endpoints' IDs.
         let old_endpoints = old.ports.get(number).map_or(&[][..], |port| &port.endpoints);
         for endpoint in &mut port.endpoints {
             let search_result = old_endpoints.binary_search_by(|old| old.id.cmp(&endpoint.id));

@@ -31,8 +31,8 @@ pub(super) fn split_rules(
     splits.into_iter().filter_map(|split| split_rule(mesh, split, port)).collect()
 }
 
-/// Returns the rule for connections to a port on which no request is detected: splits with matches do not apply
-/// to them.
+/// Returns the rule for connections to a port on which no request is detected. Splits with matches do not apply to
+/// them.
 pub(super) fn tcp_rule(
     mesh: &Mesh,
     service: &ServiceName,
@@ -58,6 +58,7 @@ pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<S
         format!("TrafficSplit {} has the same root service and {reason}", applied_split.name)
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
+    // A consumer route overrides the split only for its own namespace, so no consumer namespace is passed.
     let objects_at_port = |port: u16| {
         let overriding_route = gateway_route_key(mesh, root, port, None).map(|object_key| {
             format!("{object_key} is attached to port {port} and takes precedence there")
@@ -65,6 +66,7 @@ pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<S
         overriding_route.into_iter().chain(other_split.clone()).collect()
     };
     let objects_by_port: Vec<Vec<String>> = ports.map(|port| objects_at_port(port.port)).collect();
+    // A missing root service has no ports.
     match objects_by_port.is_empty() {
         true => vec![other_split.into_iter().collect()],
         false => objects_by_port,

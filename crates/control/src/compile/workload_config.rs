@@ -42,8 +42,8 @@ pub(crate) fn compile_workload_config(mesh: &Mesh, workload: &Workload) -> Workl
     }
 }
 
-/// Returns the application's ports. In a cluster, ports need not be declared: the target ports of services are
-/// included. Elsewhere only declared ports are. If a port declares no protocol, the services' protocol applies.
+/// Returns the application's ports. In a cluster, ports need not be declared, so the target ports of services are
+/// included. Elsewhere only declared ports are included. If a port declares no protocol, the services' protocol applies.
 pub(super) fn application_ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     let mut ports = workload.ports.clone();
     if !workload.address.is_loopback() {
@@ -143,6 +143,7 @@ fn caller_attributes(mesh: &Mesh, workload: &Workload) -> CallerAttributes {
         return CallerAttributes::default();
     }
     let services = mesh.services_of(&workload.name).map(|service| service.name.clone());
+    // Sermant has fields of their own for these two labels; all others are parameters.
     let is_parameter = |label: &String| !matches!(label.as_str(), "version" | "zone");
     CallerAttributes {
         services: services.collect(),
@@ -151,7 +152,8 @@ fn caller_attributes(mesh: &Mesh, workload: &Workload) -> CallerAttributes {
     }
 }
 
-/// Returns the lane rules at each port of the application: those of all services that forward there.
+/// Returns the lane rules at each port of the application: those of all services that forward there, the highest
+/// priority first.
 fn port_lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
     let mut lanes: BTreeMap<u16, Vec<LaneRule>> = BTreeMap::new();
     for service in mesh.services_of(&workload.name) {
@@ -208,8 +210,8 @@ fn port_checks(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortCheck>
     checks
 }
 
-/// Returns the retries of a workload's requests, by service: from the oldest policy that names the service,
-/// then the first by name.
+/// Returns the retries of a workload's requests, by service. They are from the oldest policy that names the service; of
+/// policies of the same age, from the first by name.
 fn service_retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRetry> {
     let mut retries = BTreeMap::new();
     for policy in mesh.retries_of(&workload.account) {

@@ -110,7 +110,7 @@ fn closed_listener_finding(workload: &WorkloadStatus, condition: &ConditionStatu
     )
 }
 
-/// Returns the conditions of one application.
+/// Returns the findings about one application: a crash loop or a restart, and ports that are not served.
 fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Vec<Finding> {
     let name = &workload.name;
     let mut findings = Vec::new();

@@ -93,6 +93,7 @@ fn used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
         .map(|listener| format!("{}:{}", listener.service, listener.port))
         .collect();
     for backend in inputs.routes.iter().flat_map(|route| &route.backends) {
+        // A backend is reported as `NAMESPACE/NAME:PORT weight NUMBER`.
         if let Some((target, weight)) = backend.split_once(" weight ")
             && weight != "0"
         {

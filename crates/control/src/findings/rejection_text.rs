@@ -93,10 +93,10 @@ fn deciding_objects(rejection: &RejectionStatus, objects: MeshObjects<'_>) -> Ve
         destination == "*" || Some(destination) == namespace_wildcard.as_deref()
     };
     let names_service = |destination: &str| {
-        let with_port = destination
+        let is_service = destination
             .strip_prefix(service.as_str())
             .is_some_and(|suffix| suffix.is_empty() || suffix.starts_with([':', ' ']));
-        with_port || is_wildcard(destination)
+        is_service || is_wildcard(destination)
     };
     // An account and a service may have the same name.
     let applies_to =

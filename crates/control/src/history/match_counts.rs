@@ -44,7 +44,7 @@ impl MatchCounts {
         reported_rules.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, now))).sum()
     }
 
-    /// Counts one rule; returns false if the rule was not stored, or an older one was evicted.
+    /// Counts the matches of one rule; returns false if the rule was not stored, or another one was evicted for it.
     fn record_rule(&mut self, mesh: &Mesh, reported: &RuleMatches, now: Duration) -> bool {
         let RuleMatches { kind, namespace, name, rule, matches } = reported;
         if !mesh.has_object(&kind.object_key(namespace, name)) || rule.chars().any(char::is_control)
@@ -52,12 +52,12 @@ impl MatchCounts {
             return false;
         }
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
-        let is_at_limit = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
+        let has_evicted = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
         let new_counts =
             || MinuteCounts { counts_by_minute: VecDeque::new(), total: 0, last_match: now };
         let (minutes, evicted) = self.rules.entry(key, new_counts);
         minutes.add(*matches, now);
-        !is_at_limit && evicted.is_none()
+        !has_evicted && evicted.is_none()
     }
 
     /// Evicts an object's least recently used rule if the object has [`MAX_RULES_PER_OBJECT`] rules. Otherwise a
@@ -130,7 +130,7 @@ fn minute_number(now: Duration) -> u64 {
 /// The number of minutes in the count of the last hour.
 const COUNTED_MINUTES: usize = 60;
 
-/// Maximum rules: about 1.3 KiB each while busy.
+/// Maximum rules with counts, of about 1.3 KiB each while busy.
 const MAX_RULES: usize = 2048;
 /// Maximum rules of one object: as many as an AccessPolicy can have (256 each of `allow` and `deny`).
 const MAX_RULES_PER_OBJECT: usize = 512;

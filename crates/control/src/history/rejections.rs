@@ -19,7 +19,7 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 /// Requests that sidecars rejected, by destination and reason.
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
-    /// Rejections by either side, counted by the sidecars of clients.
+    /// Rejections by the sidecars of clients and servers, counted by those of clients.
     client_rejections: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
     /// Rejections by the sidecars of servers. Only requests of clients without a sidecar are counted here: the
     /// sidecar of a client counts its requests in `client_rejections`.
@@ -92,6 +92,7 @@ impl Rejections {
                 let is_counted_reason = |reason: &Reason| match destination.service() {
                     Some(_) => reason.is_rejection(),
                     None => {
+                        // After an overflow, a series without a service may contain any requests.
                         report.overflowed == 0
                             && (is_destination_reason(*reason)
                                 || (is_before_service && is_head_reason(*reason)))
@@ -100,6 +101,8 @@ impl Rejections {
                 let Some(reason) = reason.filter(is_counted_reason) else { continue };
                 let policies = deciding_policies(mesh, &services, reason, &report.rules);
                 for (index, rejected_destination) in destinations.iter().enumerate() {
+                    // Requests count once, for the first destination. Those of a meshed client are counted by the
+                    // client's sidecar. All destinations get the sidecar and the policies.
                     let is_counted = index == 0 && (!is_inbound || is_unmeshed);
                     let key = (rejected_destination.clone(), reason.label());
                     let (counts, evicted_entry) = table.entry(key, RejectionCounts::default);
@@ -123,7 +126,7 @@ impl Rejections {
         };
         for table in [&mut self.server_rejections, &mut self.client_rejections] {
             table.retain(|(destination, _), counts| {
-                exists(destination) && counts.last_time() + HISTORY_LENGTH > now
+                exists(destination) && counts.last_report_time() + HISTORY_LENGTH > now
             });
         }
         let is_service = |service: &ServiceName| mesh.service(service).is_some();
@@ -147,7 +150,7 @@ impl Rejections {
         let status = |key: &RejectionKey| {
             let (destination, reason) = key;
             let [outbound, inbound] = [&self.client_rejections, &self.server_rejections]
-                .map(|table| table.get(key).filter(|counts| counts.is_fresh(now)));
+                .map(|table| table.get(key).filter(|counts| counts.is_recent(now)));
             let requests = [outbound, inbound]
                 .into_iter()
                 .flatten()
@@ -164,25 +167,26 @@ impl Rejections {
                     count_recent(self.external_requests.get(client))
                 }
             };
-            let source_counts = inbound.or(outbound)?;
+            // Sidecars of servers that counted rejections are the rejecting ones.
+            let rejecting_counts = inbound.or(outbound)?;
             (requests > 0).then(|| RejectionStatus {
                 service: destination.service().map_or(String::new(), ServiceName::to_string),
                 reason: (*reason).to_owned(),
                 requests,
                 share: requests as f64 / total_requests.max(requests) as f64,
                 side: if inbound.is_some() { "server" } else { "client" }.to_owned(),
-                sidecars: fresh_keys(&source_counts.sidecars, now)
+                sidecars: recent_keys(&rejecting_counts.sidecars, now)
                     .map(WorkloadName::to_string)
                     .collect(),
                 clients: outbound
                     .into_iter()
-                    .flat_map(|counts| fresh_keys(&counts.sidecars, now))
+                    .flat_map(|counts| recent_keys(&counts.sidecars, now))
                     .map(WorkloadName::to_string)
                     .collect(),
                 policies: [outbound, inbound]
                     .into_iter()
                     .flatten()
-                    .flat_map(|counts| fresh_keys(&counts.policies, now))
+                    .flat_map(|counts| recent_keys(&counts.policies, now))
                     .map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"))
                     .collect::<std::collections::BTreeSet<_>>()
                     .into_iter()
@@ -194,12 +198,12 @@ impl Rejections {
 }
 
 impl RejectionCounts {
-    fn last_time(&self) -> Duration {
+    fn last_report_time(&self) -> Duration {
         self.sidecars.iter().map(|(_, last_report)| *last_report).max().unwrap_or_default()
     }
 
-    fn is_fresh(&self, now: Duration) -> bool {
-        is_recent(self.last_time(), now)
+    fn is_recent(&self, now: Duration) -> bool {
+        is_recent(self.last_report_time(), now)
     }
 }
 
@@ -331,7 +335,7 @@ fn deciding_policies(
     rules: &[RuleMatches],
 ) -> Vec<PolicyKey> {
     if reason == Reason::NoRoute {
-        let routes = services.iter().flat_map(|service| mesh.attached_rules(service));
+        let routes = services.iter().flat_map(|service| mesh.attached_route_keys(service));
         return routes.take(MAX_POLICIES).collect();
     }
     let kinds = rejecting_kinds(reason);
@@ -381,7 +385,7 @@ fn rejecting_kinds(reason: Reason) -> Vec<RuleKind> {
     service_policy_kinds.iter().copied().map(RuleKind::ServicePolicy).collect()
 }
 
-fn fresh_keys<K: Ord + Clone, const MAX: usize>(
+fn recent_keys<K: Ord + Clone, const MAX: usize>(
     table: &RecentTable<K, Duration, MAX>,
     now: Duration,
 ) -> impl Iterator<Item = &K> {
@@ -392,7 +396,7 @@ fn is_recent(last_report: Duration, now: Duration) -> bool {
     step_number(last_report) + RECENT_STEPS as u64 > step_number(now)
 }
 
-/// Maximum pairs of service and reason on each side: about 200 bytes each.
+/// Maximum pairs of destination and reason on each side, of about 200 bytes each.
 const MAX_ENTRIES: usize = 1024;
 /// Maximum sidecars per entry.
 const MAX_SIDECARS: usize = 8;

@@ -21,9 +21,11 @@ pub(crate) struct RequestHistory {
     pub(super) last_request: Duration,
     fine_ring: StepRing,
     coarse_ring: StepRing,
+    /// The number of requests since the start of this history.
     total_requests: u64,
+    /// The number of failed requests since the start of this history.
     total_failed: u64,
-    /// The number of requests since the start, by failure reason.
+    /// The number of requests since the start of this history, by failure reason.
     total_reasons: ReasonCounts,
     /// The reasons of the recent fine steps, each with its step number, the oldest first.
     reasons_by_step: VecDeque<(u64, ReasonCounts)>,
@@ -161,17 +163,17 @@ fn round_rate(rate: f64) -> f64 {
 
 /// The length of a fine step.
 const FINE_STEP: Duration = Duration::from_secs(10);
-/// The number of fine steps: six minutes.
+/// The number of fine steps, which cover six minutes.
 const FINE_STEPS: usize = 36;
 /// The length of a coarse step.
 const COARSE_STEP: Duration = Duration::from_secs(60);
-/// The number of coarse steps: an hour.
+/// The number of coarse steps, which cover an hour.
 const COARSE_STEPS: usize = 60;
-/// The number of fine steps reported with the rates: three minutes.
+/// The number of fine steps reported with the rates, which cover three minutes.
 const REPORTED_STEPS: usize = 18;
 /// The time that the rings cover.
 pub(super) const HISTORY_LENGTH: Duration = Duration::from_secs(3600);
-/// The shortest period for a rate.
+/// The shortest period for a rate, in seconds. A shorter one would give an arbitrarily high rate.
 const MIN_WINDOW_SECONDS: f64 = 1.0;
 
 /// The label of unknown reasons, which sidecars of later releases report.

@@ -29,7 +29,9 @@ pub(crate) struct StepTotals {
 #[derive(Debug, Clone)]
 pub(crate) struct StepRing {
     step_length: Duration,
+    /// The maximum number of steps.
     capacity: usize,
+    /// The number of the newest steps that keep their histogram.
     max_histograms: usize,
     /// The number of the newest step, counted from time zero; 0 while there is none.
     newest_step: u64,
@@ -121,6 +123,7 @@ impl StepRing {
             false => step_number.saturating_sub(self.newest_step),
         };
         self.newest_step = self.newest_step.max(step_number);
+        // After a long pause, new empty steps replace all old ones.
         let new_steps = usize::try_from(new_steps).unwrap_or(usize::MAX).min(self.capacity);
         for _ in 0..new_steps {
             self.steps.truncate(self.capacity - 1);

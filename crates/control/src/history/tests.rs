@@ -225,7 +225,7 @@ fn a_workload_has_a_limited_number_of_verified_clients() {
     assert_eq!(history.counters.dropped, 2);
     let is_verified =
         |name: String| clients.contains_key(&ServiceAccount::new("bookinfo", &name).unwrap());
-    // The most recently used ones are kept.
+    // The most recently used clients are kept.
     for (client, expected) in
         [(0, true), (1, false), (2, false), (3, true), (MAX_CLIENTS + 1, true)]
     {
@@ -407,7 +407,7 @@ fn entries_of_each_kind_are_limited() {
     );
     assert_eq!(history.counters.dropped, 3);
     assert_eq!(find_rates(&status.services, "details").requests, 2 * (MAX_ROUTES as u64 + 3));
-    // The most recently used ones are kept; the count of a used one continues.
+    // The most recently used routes are kept, and the count of a used route continues.
     assert_eq!(find_rates(&status.routes, "r0").requests, MAX_ROUTES as u64 + 4);
     for (route, is_kept) in [(1, false), (3, false), (4, true), (MAX_ROUTES + 2, true)] {
         let name = format!("bookinfo/r{route}");

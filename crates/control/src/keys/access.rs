@@ -7,12 +7,13 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use leno_model::{AddressClass, IpRange, Server};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 /// The servers and files that JWKS may be read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +143,7 @@ impl fmt::Display for PermittedServers {
     }
 }
 
-/// The reason why a JWKS file is not opened.
+/// The reason why a JWKS file is not opened. Each message continues a sentence that starts with the path.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JwksFileOpenError {
     #[error("cannot be read: {0}")]
@@ -157,14 +158,12 @@ impl PermittedFiles {
     /// Opens a regular file, if it is permitted. The path is resolved only below the permitted directory, and
     /// every step of it stays below.
     pub(super) fn open_permitted(&self, path: &Path) -> Result<File, JwksFileOpenError> {
-        // Opening a device can have side effects. So the path is first opened with `O_PATH`, which does not open the
-        // target itself, and the target is checked.
-        let (target, opened_file) = match self {
-            Self::None => return Err(JwksFileOpenError::NotPermitted),
-            Self::All => {
-                let open = |flags| rustix::fs::open(path, flags, Mode::empty());
-                (open(CHECK_FLAGS).map_err(io::Error::from)?, open(READ_FLAGS))
-            }
+        match self {
+            Self::None => Err(JwksFileOpenError::NotPermitted),
+            Self::All => open_regular_file(|flags| {
+                rustix::fs::open(path, flags, Mode::empty())
+                    .map_err(|error| JwksFileOpenError::Io(error.into()))
+            }),
             Self::Below(directory) => {
                 let relative_path =
                     path.strip_prefix(directory).map_err(|_| JwksFileOpenError::NotPermitted)?;
@@ -177,41 +176,46 @@ impl PermittedFiles {
                 let opened_directory =
                     rustix::fs::open(directory, CHECK_FLAGS | OFlags::DIRECTORY, Mode::empty())
                         .map_err(io::Error::from)?;
-                let open = |flags| {
-                    rustix::fs::openat2(
+                open_regular_file(|flags| {
+                    let opened = rustix::fs::openat2(
                         opened_directory.as_fd(),
                         relative_path,
                         flags,
                         Mode::empty(),
                         BELOW_DIRECTORY,
-                    )
-                };
-                let target = open(CHECK_FLAGS).map_err(|error| match error {
-                    rustix::io::Errno::XDEV | rustix::io::Errno::LOOP => {
-                        JwksFileOpenError::NotPermitted
-                    }
-                    error => JwksFileOpenError::Io(error.into()),
-                })?;
-                (target, open(READ_FLAGS))
+                    );
+                    opened.map_err(|error| match error {
+                        Errno::XDEV | Errno::LOOP => JwksFileOpenError::NotPermitted,
+                        error => JwksFileOpenError::Io(error.into()),
+                    })
+                })
             }
-        };
-        if !File::from(target).metadata()?.is_file() {
-            return Err(JwksFileOpenError::NotAFile);
         }
-        let opened_file = File::from(opened_file.map_err(io::Error::from)?);
-        match opened_file.metadata()?.is_file() {
-            true => Ok(opened_file),
-            false => Err(JwksFileOpenError::NotAFile),
-        }
+    }
+}
+
+/// Opens a path with `open` for reading, if it names a regular file. Opening a device can have side effects. So the path
+/// is first opened with `O_PATH`, which does not open the target itself, and the target is checked.
+fn open_regular_file(
+    open: impl Fn(OFlags) -> Result<OwnedFd, JwksFileOpenError>,
+) -> Result<File, JwksFileOpenError> {
+    if !File::from(open(CHECK_FLAGS)?).metadata()?.is_file() {
+        return Err(JwksFileOpenError::NotAFile);
+    }
+    // Another process may have replaced the file in the meantime.
+    let opened_file = File::from(open(READ_FLAGS)?);
+    match opened_file.metadata()?.is_file() {
+        true => Ok(opened_file),
+        false => Err(JwksFileOpenError::NotAFile),
     }
 }
 
 /// Flags to check the target of a path without an effect on it.
 const CHECK_FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
-/// Flags for reads. Non-blocking: the path may name a pipe by now, which would block.
+/// Flags for reads. They are non-blocking, because the path may name a pipe by now.
 const READ_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
-/// The resolution of paths: links within the directory are followed, as Kubernetes volumes contain some.
+/// The resolution of paths. Links within the directory are followed, because Kubernetes volumes contain some.
 const BELOW_DIRECTORY: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 /// The loopback networks, and the private networks of RFC 1918, RFC 6598 and RFC 4193.
 const PRIVATE_NETWORKS: [&str; 7] = [
@@ -338,6 +342,24 @@ mod tests {
                 Err(JwksFileOpenError::NotPermitted)
             ));
             PermittedFiles::All.open_permitted(path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_pipe_is_rejected_without_being_opened() {
+        use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+
+        let scratch = tempfile::tempdir().unwrap();
+        let pipe = scratch.path().join("pipe");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        let opened = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+        inotify::add_watch(&opened, &pipe, WatchFlags::OPEN).unwrap();
+        for files in [PermittedFiles::All, PermittedFiles::Below(scratch.path().to_owned())] {
+            let error = files.open_permitted(&pipe).unwrap_err();
+            assert!(matches!(error, JwksFileOpenError::NotAFile), "{error}");
+            let mut event = [0_u8; 64];
+            assert_eq!(rustix::io::read(&opened, &mut event).unwrap_err(), Errno::AGAIN);
         }
     }
 }

@@ -39,8 +39,8 @@ pub(super) fn delay_after_success(
 
 /// Returns the delay after this number of consecutive failures: short at first, then exponentially longer.
 ///
-/// The delay is independent of the rule's refresh interval: many unresponsive endpoints would otherwise delay
-/// others.
+/// The delay is independent of the rule's refresh interval. Otherwise many unresponsive endpoints with short intervals
+/// would delay the fetches of other endpoints.
 pub(super) fn delay_after_failure(failures: u32, random: &mut JitterRandom) -> Duration {
     let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
     let delay = FIRST_BACK_OFF.saturating_mul(1 << doublings).min(MAX_BACK_OFF);

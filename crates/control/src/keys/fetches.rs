@@ -75,7 +75,7 @@ impl JwksFetches {
     }
 }
 
-/// The text for every failure if tenants write rules: its cause would let them probe the network.
+/// The text for every failure if tenants write rules. The cause of a failure would let them probe the network.
 const GENERIC_CAUSE: &str = "cannot be read: a server needs a public address or an entry in `--jwks-allow`, a file must be below `--jwks-files`; see \
      the log of the control plane";
 

@@ -36,7 +36,7 @@ pub(super) async fn fetch_key_set(
     result.unwrap_or(Err(JwksRequestError::TimedOut)).map_err(|error| error.to_string())
 }
 
-/// The reason why a JWKS request failed.
+/// The reason why a JWKS request failed. Each message continues a sentence that starts with the URL.
 #[derive(Debug, thiserror::Error)]
 enum JwksRequestError {
     #[error("did not respond within {FETCH_TIMEOUT:?}")]
@@ -97,7 +97,7 @@ async fn request_without_timeout(
     }
 }
 
-/// Returns the value of the `Host` header: the port is absent if it is the scheme's default.
+/// Returns the value of the `Host` header. The port is absent if it is the scheme's default.
 fn host_header(server: &Server) -> String {
     let authority = server.authority();
     match authority.strip_suffix(&format!(":{}", server.scheme.default_port())) {

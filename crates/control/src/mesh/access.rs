@@ -54,6 +54,7 @@ impl Mesh {
         default_policies.any(|default_policy| denies || default_policy != DefaultPolicy::Allow)
     }
 
+    /// Adds, replaces or removes (`None`) an access policy.
     pub(super) fn set_access_policy(
         &mut self,
         name: &PolicyName,
@@ -73,9 +74,9 @@ impl Mesh {
         }
     }
 
-    /// Marks the workloads that a policy applies to, and their services where needed: clients that match a
-    /// wildcard of the policy may gain or lose access to a workload that denies by default, and a rule that
-    /// matches requests changes the protocol of ports without a declared one.
+    /// Marks the workloads that a policy applies to, and their services in two cases. Clients that match a wildcard of
+    /// the policy may gain or lose access to a workload that denies by default. A rule that matches requests changes
+    /// the protocol of ports without a declared one.
     fn mark_policy_affected(&self, policy: &AccessPolicy, affected_set: &mut AffectedSet) {
         let is_subject = |workload: &&Workload| policy.selects_account(&workload.account);
         self.mark_unmeshed_services_affected(

@@ -62,7 +62,8 @@ fn service_addresses<'a>(service: &&'a Service) -> impl Iterator<Item = (&'a Ser
     service.addresses.iter().map(move |address| (service, address))
 }
 
-/// True for an address that only this workload has, by its labels: loopback and node addresses are shared.
+/// True for an address that only this workload has. Loopback addresses are shared, and so are the addresses of a
+/// workload with the label for the node's network.
 pub(crate) fn is_own_address(address: IpAddr, labels: &BTreeMap<String, String>) -> bool {
     !address.is_loopback() && !labels.contains_key(NODE_NETWORK_LABEL)
 }
@@ -81,14 +82,14 @@ impl Mesh {
         }
     }
 
-    /// Returns the service at an address. If an address moves between services, both may have it for a moment:
-    /// the first by name is returned.
+    /// Returns the service at an address. If an address moves between services, both may have it for a moment, and the
+    /// first by name is returned.
     pub(crate) fn service_at(&self, address: IpAddr) -> Option<&Service> {
         self.addresses.services_by_address.values_for(&address).find_map(|name| self.service(name))
     }
 
-    /// Returns the workload at an address. A terminated workload may still be listed next to its successor:
-    /// workloads with a connected sidecar are preferred, then ready ones.
+    /// Returns the workload at an address. A terminated workload may still be listed next to its successor, so workloads
+    /// with a connected sidecar are preferred, then ready ones.
     pub(crate) fn workload_at(&self, address: IpAddr) -> Option<&Workload> {
         let names = self.addresses.workloads_by_address.values_for(&address);
         let workloads = names.filter_map(|name| self.workload(name));

@@ -1,4 +1,5 @@
-//! Defines the affected set of a change: the parts of the proxies' configurations that may differ after the change.
+//! Defines the affected set of a change: the workloads, services, accounts and addresses for which the proxies'
+//! configurations may differ after the change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,13 +11,13 @@ use leno_model::{
 
 use super::Mesh;
 
-/// The affected set of a change. It contains at least all parts that differ. It may contain more: unchanged parts
-/// are compiled again, but not sent.
+/// The affected set of a change. It contains at least everything that differs. It may contain more: an unchanged
+/// configuration is compiled again, but not sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct AffectedSet {
     /// True if all proxies and services are affected.
     pub(crate) all_proxies: bool,
-    /// Workloads with a changed proxy configuration, or added or removed.
+    /// Workloads that were added or removed, or have a changed proxy configuration.
     pub(crate) workloads: BTreeSet<WorkloadName>,
     /// Services with a changed service configuration, for all their clients.
     pub(crate) services: BTreeSet<ServiceName>,

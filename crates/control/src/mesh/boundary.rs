@@ -81,7 +81,7 @@ impl Mesh {
     }
 }
 
-/// Changes of ingress and egress policies.
+/// Changes of ingress and egress policies. Each `set_` method adds, replaces or removes (`None`) an object.
 impl Mesh {
     pub(super) fn set_access_cert(&mut self, name: &PolicyName, new: Option<AccessCert>) {
         match new {

@@ -23,7 +23,7 @@ pub(super) struct UnmeshedWorkloads {
 }
 
 impl Mesh {
-    /// Returns the gateway that a workload is a proxy of.
+    /// Returns the gateway that a workload is a proxy of; `None` for all other workloads.
     pub(crate) fn gateway_of(&self, workload: &Workload) -> Option<&Arc<Gateway>> {
         let name = Name::new(workload.labels.get(GATEWAY_LABEL)?).ok()?;
         let namespace = workload.name.namespace.clone();

@@ -87,6 +87,7 @@ impl Mesh {
 impl FromIterator<Object> for Mesh {
     fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> Self {
         let mut mesh = Self::default();
+        // No configuration was compiled from the new mesh, so the affected sets are ignored.
         for object in objects {
             mesh.upsert(object, &mut AffectedSet::default());
         }

@@ -22,7 +22,7 @@ pub(super) struct Policies {
     by_service: Index<ServiceName, ServicePolicyName>,
     by_namespace: Index<Name, ServicePolicyName>,
     by_key_source: Index<KeySource, ServicePolicyName>,
-    /// The last JWKS of each endpoint.
+    /// The JWKS that was fetched last from each endpoint.
     jwks_by_source: BTreeMap<KeySource, Arc<str>>,
 }
 
@@ -88,7 +88,7 @@ impl Mesh {
         service: &ServiceName,
         port: u16,
     ) -> impl Iterator<Item = RequestNeed> {
-        self.attached_to(service, port).map(|policy| policy.rule.request_need())
+        self.policies_at_port(service, port).map(|policy| policy.rule.request_need())
     }
 
     /// Returns the parts of requests that the policies enforced by the server's sidecar need.
@@ -98,12 +98,12 @@ impl Mesh {
         port: u16,
     ) -> impl Iterator<Item = RequestNeed> {
         let inbound_policies =
-            self.attached_to(service, port).filter(|policy| policy.rule.is_inbound());
+            self.policies_at_port(service, port).filter(|policy| policy.rule.is_inbound());
         inbound_policies.map(|policy| policy.rule.request_need())
     }
 
-    /// Returns the routes for requests and sessions that are attached to a service.
-    pub(crate) fn attached_rules(
+    /// Returns the kind, namespace and name of each route for requests or TLS sessions that is attached to a service.
+    pub(crate) fn attached_route_keys(
         &self,
         service: &ServiceName,
     ) -> impl Iterator<Item = (RuleKind, Name, Name)> {
@@ -148,7 +148,7 @@ impl Mesh {
     }
 
     /// Returns the service policies that apply to a service port.
-    fn attached_to(
+    fn policies_at_port(
         &self,
         service: &ServiceName,
         port: u16,
@@ -243,6 +243,7 @@ impl Mesh {
         services.iter().flat_map(|service| self.workloads_by_service.values_for(service))
     }
 
+    /// Adds, replaces or removes (`None`) a service policy.
     pub(super) fn set_policy(
         &mut self,
         name: &ServicePolicyName,

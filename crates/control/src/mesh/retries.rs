@@ -37,6 +37,7 @@ impl Mesh {
         policies.into_iter()
     }
 
+    /// Adds, replaces or removes (`None`) a retry policy.
     pub(super) fn set_retry(
         &mut self,
         name: &PolicyName,

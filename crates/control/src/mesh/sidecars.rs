@@ -7,7 +7,7 @@ use leno_model::{Workload, WorkloadName};
 
 use super::{AffectedSet, Listeners, Mesh};
 
-/// Recently changed workloads. Comparisons ignore them: meshes with the same objects are equal regardless of
+/// Recently changed workloads. Comparisons ignore them, because meshes with the same objects are equal regardless of
 /// their history.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ChangedWorkloads(BTreeSet<WorkloadName>);
@@ -46,7 +46,7 @@ impl Mesh {
         self.has_changed(&workload.name) && !self.is_registered(workload)
     }
 
-    /// Sets the listen addresses of a workload's sidecar; `None` if it disconnected.
+    /// Sets the listen addresses of a workload's sidecar; `None` if it disconnected. Unknown workloads are ignored.
     pub(crate) fn set_listeners(
         &mut self,
         name: &WorkloadName,

@@ -41,7 +41,7 @@ pub(crate) enum RuleScope {
     Mesh,
 }
 
-/// The parts of the configuration that a change of an object affects.
+/// The effect of a changed `TagRoute`, `SermantRouteRule` or `Lane` on the proxies' configurations.
 #[derive(Debug, Default)]
 pub(crate) struct AffectedByTags {
     /// Scopes with changed rules.
@@ -77,8 +77,8 @@ impl MatchedAttributes {
         }
     }
 
-    /// Returns the parts that determine the caller attributes in proxy configurations: if any rule matches callers,
-    /// and the matched labels. The numbers of objects make no difference there.
+    /// Returns true if any rule matches callers, and the matched labels. These two determine the caller attributes in
+    /// proxy configurations; the numbers of objects make no difference.
     fn without_counts(&self) -> (bool, BTreeSet<&String>) {
         (self.has_rules(), self.label_counts.keys().collect())
     }
@@ -210,7 +210,8 @@ impl TagObjects {
     }
 }
 
-/// Changes of tag rules and lanes. Each returns the affected parts of the configuration.
+/// Changes of tag rules and lanes. Each `set_` method adds, replaces or removes (`None`) an object, and returns the
+/// effect on the proxies' configurations.
 impl TagObjects {
     pub(crate) fn set_route(
         &mut self,
@@ -294,6 +295,7 @@ impl TagObjects {
     }
 }
 
+/// Returns the scope without its port.
 fn rule_scope(scope: &TagScope) -> RuleScope {
     match scope {
         TagScope::Service(service, _) => RuleScope::Service(service.clone()),

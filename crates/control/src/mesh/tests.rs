@@ -320,7 +320,7 @@ fn requests_wait_for_the_sidecar_of_a_changed_workload() {
         mesh.set_listeners(&name, None);
         assert_eq!(awaited(&mesh), (0, false));
 
-        // It never reconnects.
+        // The sidecar never reconnects.
         let (mut mesh, _) = apply_edit(edit);
         assert!(mesh.stop_waiting_for(&name).services.contains(&service_name("reviews-v1")));
         assert_eq!(awaited(&mesh), (0, false));

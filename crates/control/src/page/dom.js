@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// Creates an HTML element. Attributes with a function as value are event listeners.
+// Creates an HTML element, like the function `h` of hyperscript. Attributes with a function as value are event listeners.
 export function h(tag, attributes = {}, ...children) {
   return fillElement(document.createElement(tag), attributes, children);
 }
@@ -27,6 +27,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// The limits of the following functions avoid numbers with an extra digit after rounding, such as 100.0 instead of 100.
 export function formatRate(perSecond) {
   if (!perSecond) return "0/s";
   if (perSecond < 0.095) return `${perSecond.toFixed(2)}/s`;
@@ -71,13 +72,14 @@ export function formatDuration(seconds) {
   return text;
 }
 
-// Returns the CSS class for a success rate: good, warn or bad, or idle without requests.
+// Returns the CSS class for a success rate: good, warn or bad, or idle without requests. The limits are those of
+// `leno status`.
 export function healthState(rates) {
   if (!rates || rates.success === null || rates.success === undefined) return "idle";
   return rates.success < 0.95 ? "bad" : rates.success < 0.99 ? "warn" : "good";
 }
 
-// Draws the numbers of the steps as a small area without axes.
+// Draws the numbers of the steps as a small area without axes, 100 units wide and 24 high.
 export function sparkline(steps) {
   // The last step is incomplete.
   const numbers = steps.slice(0, -1);

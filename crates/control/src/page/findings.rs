@@ -95,5 +95,5 @@ impl FindingsCache {
     }
 }
 
-/// The cache lifetime: findings change within seconds at most, and a page requests them every two seconds.
+/// The lifetime of the cached findings. A page requests them every two seconds, so it always receives new ones.
 const CACHE_LIFETIME: Duration = Duration::from_secs(1);

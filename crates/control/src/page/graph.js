@@ -3,16 +3,20 @@
 
 import { h, s, setText, formatRate, formatShare, formatLatency, healthState } from "./dom.js";
 
+// Sizes and gaps, in units of the SVG.
 const NODE_WIDTH = 204;
 const NODE_HEIGHT = 62;
 const COLUMN_GAP = 128;
 const NODE_GAP = 34;
 const VIA_HEIGHT = 26;
+// The number of passes over all columns that reduce the crossings.
 const SWEEPS = 8;
+// The smallest scale at which the text is readable.
 const MIN_SCALE = 0.62;
 
-// nodes: [{ id, kind, name, namespace, rates }], edges: [{ from, to, kind, mtls, rates }]. Returns the center of each
-// node by ID, the IDs that the curve of each edge passes by the edge's index, and the size.
+// nodes: [{ id, kind, name, namespace, rates }], edges: [{ from, to, kind, mtls, rates }]. Returns the left end of the
+// center line of each node and via by ID, the path of each edge (the IDs of its nodes and vias) by the edge's index, and
+// the size.
 export function layout(nodes, edges) {
   const successors = new Map(nodes.map((node) => [node.id, []]));
   for (const edge of edges) if (edge.from !== edge.to) successors.get(edge.from).push(edge.to);
@@ -22,7 +26,7 @@ export function layout(nodes, edges) {
   for (const node of nodes) addToColumn(node.id, ranks.get(node.id));
   const links = [];
   // A curve that passes other ranks gets a via in each of them.
-  const routes = new Map();
+  const edgePaths = new Map();
   edges.forEach((edge, index) => {
     const [from, to] = [ranks.get(edge.from), ranks.get(edge.to)];
     const steps = [edge.from];
@@ -33,7 +37,7 @@ export function layout(nodes, edges) {
     }
     steps.push(edge.to);
     for (let step = 1; step < steps.length; step += 1) links.push([steps[step - 1], steps[step]]);
-    routes.set(index, steps);
+    edgePaths.set(index, steps);
   });
   for (let index = 0; index < columns.length; index += 1) columns[index] ??= [];
   reduceCrossings(columns, links);
@@ -49,15 +53,17 @@ export function layout(nodes, edges) {
     }
   });
   const width = Math.max(1, columns.length) * (NODE_WIDTH + COLUMN_GAP) - COLUMN_GAP;
-  return { positions, routes, width, height: totalHeight };
+  return { positions, edgePaths, width, height: totalHeight };
 }
 
 // Returns the rank of each node: the length of the longest path to it. Edges that close a cycle do not count.
 function rank(nodes, successors) {
   const ranks = new Map();
+  // 1 while a node is on the stack, 2 after all its successors were visited.
   const visitState = new Map();
   const sorted = [];
   const visit = (start) => {
+    // Pairs of a node and the index of its next successor.
     const stack = [[start, 0]];
     visitState.set(start, 1);
     while (stack.length > 0) {
@@ -77,6 +83,7 @@ function rank(nodes, successors) {
   const called = new Set([...successors.values()].flat());
   const roots = nodes.filter((node) => !called.has(node.id));
   for (const node of [...roots, ...nodes]) if (!visitState.get(node.id)) visit(node.id);
+  // `reverse` changes `sorted` itself, and the loop below uses the new order.
   const topologicalOrder = new Map(sorted.reverse().map((id, index) => [id, index]));
   for (const id of sorted) {
     const ownRank = ranks.get(id) ?? 0;
@@ -141,6 +148,7 @@ function curve(steps, positions, isBack) {
   return { path, label };
 }
 
+// Creates the graph. `open(node)` is called when the user selects a node. `update` gets the nodes and edges of `layout`.
 export function graph({ open }) {
   const element = h("div", { class: "stage" });
   const table = h("table", { class: "hidden" });
@@ -148,7 +156,7 @@ export function graph({ open }) {
   let shownElements = null;
 
   function build(nodes, edges) {
-    const { positions, routes, width, height } = layout(nodes, edges);
+    const { positions, edgePaths, width, height } = layout(nodes, edges);
     const padding = 28;
     const svg = s("svg", { class: "graph", role: "group", "aria-label": "Calls between services", viewBox: `${-padding} ${-padding} ${width + 2 * padding} ${height + 2 * padding}` });
     // At most the drawn size, smaller to fit, and never too small to read.
@@ -160,7 +168,7 @@ export function graph({ open }) {
     svg.append(edgeLayer, nodeLayer, labelLayer);
     const newElements = { nodes: new Map(), edges: [] };
     edges.forEach((edge, index) => {
-      const steps = routes.get(index);
+      const steps = edgePaths.get(index);
       const isBack = positions.get(edge.to).x <= positions.get(edge.from).x;
       const { path, label } = curve(steps, positions, isBack);
       const flow = s("path", { class: "flow", d: path });
@@ -193,6 +201,7 @@ export function graph({ open }) {
 
   function update(nodes, edges) {
     const newShape = JSON.stringify([nodes.map((node) => node.id), edges.map((edge) => [edge.from, edge.to])]);
+    // The graph is drawn again only if its nodes or edges differ, so that it does not move with every update.
     if (newShape !== shownShape) {
       const focused = element.contains(document.activeElement) ? document.activeElement.dataset.node : null;
       shownElements = build(nodes, edges);
@@ -211,10 +220,11 @@ export function graph({ open }) {
     edges.forEach((edge, index) => {
       const { group, labelGroup, flow, text, box, lock } = shownElements.edges[index];
       const state = healthState(edge.rates);
-      for (const part of [group, labelGroup]) part.setAttribute("class", `edge ${edge.kind} ${state}`);
+      for (const edgeGroup of [group, labelGroup]) edgeGroup.setAttribute("class", `edge ${edge.kind} ${state}`);
       const summary = state === "idle" ? "idle" : state === "good" ? formatRate(edge.rates.per_second)
         : `${formatRate(edge.rates.per_second)} · ${Math.floor(edge.rates.success * 100)} %`;
       setText(text, summary);
+      // An estimate: 6.4 units for each character, and room for the lock.
       const width = summary.length * 6.4 + (edge.mtls ? 30 : 16);
       box.setAttribute("width", width);
       box.setAttribute("x", -width / 2);
@@ -227,6 +237,7 @@ export function graph({ open }) {
       const seconds = `${(2.4 / (1 + activity)).toFixed(1)}s`;
       if (flow.style.animationDuration !== seconds) flow.style.animationDuration = seconds;
     });
+    // The same edges as a table, for screen readers.
     const row = (edge) => h("tr", {}, h("td", {}, edge.from), h("td", {}, edge.to), h("td", {}, formatRate(edge.rates.per_second)), h("td", {}, formatShare(edge.rates.success)), h("td", {}, edge.mtls ? "mutual TLS" : "not observed"));
     table.replaceChildren(h("caption", {}, "Calls between services"), h("tr", {}, ...["from", "to", "rate", "success", "encrypted"].map((name) => h("th", {}, name))), ...edges.map(row));
   }

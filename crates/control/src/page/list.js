@@ -1,16 +1,19 @@
-// Shows a list of any length: only visible rows are in the DOM.
+// Shows a list of any length: only rows in view, and a few around them, are in the DOM.
 
 import { h, setText } from "./dom.js";
 
+// The height of a row in page.css, with its border.
 const ROW_HEIGHT = 43;
+// The number of rows in the DOM above and below those in view.
 const ROWS_BEYOND = 8;
 
 // columns: { name, width, number, value(row): sort key and text for the filter, show(row): node or text }. `number`
 // is true for a column that is aligned to the right and first sorted from the highest value. `rowState(row)` returns
-// the CSS class of a row.
+// the CSS class of a row. `sort` is the initial order: { column: index, down: from the highest value }.
 export function list({ label, columns, rowState, sort, hint }) {
   let rows = [];
-  let visible = [];
+  // The rows that match the filter, in order.
+  let filteredRows = [];
   let filter = "";
   let sortOrder = sort ?? { column: 0, down: false };
   const gridTemplate = columns.map((column) => column.width ?? "1fr").join(" ");
@@ -21,7 +24,7 @@ export function list({ label, columns, rowState, sort, hint }) {
   const count = h("span", { class: "note" });
   // Screen readers announce this summary after a change of the filter, but not after each update.
   const summary = h("span", { class: "hidden", role: "status" });
-  const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { filter = search.value.trim().toLowerCase(); filterAndSort(); setText(summary, `${visible.length} of ${rows.length} shown`); } });
+  const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { filter = search.value.trim().toLowerCase(); filterAndSort(); setText(summary, `${filteredRows.length} of ${rows.length} shown`); } });
   const card = h("section", { class: "card list" }, scrollArea, emptyNotice);
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, label), count, summary, hint ? h("span", { class: "note" }, hint) : null, h("span", { class: "space" }), search), card);
   headerRow.style.gridTemplateColumns = gridTemplate;
@@ -39,7 +42,7 @@ export function list({ label, columns, rowState, sort, hint }) {
   }
 
   function searchText(row) {
-    return columns.map((column) => (column.text ?? column.value)?.(row) ?? "").join(" ").toLowerCase();
+    return columns.map((column) => column.value?.(row) ?? "").join(" ").toLowerCase();
   }
 
   function filterAndSort() {
@@ -48,28 +51,30 @@ export function list({ label, columns, rowState, sort, hint }) {
       else head.removeAttribute("aria-sort");
     });
     const value = columns[sortOrder.column].value;
-    visible = filter ? rows.filter((row) => searchText(row).includes(filter)) : rows.slice();
-    visible.sort((first, second) => {
+    filteredRows = filter ? rows.filter((row) => searchText(row).includes(filter)) : rows.slice();
+    filteredRows.sort((first, second) => {
+      // An absent value is below all numbers.
       const [a, b] = [value(first) ?? -1, value(second) ?? -1];
       const result = typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en");
       return sortOrder.down ? -result : result;
     });
-    setText(count, visible.length === rows.length ? `${rows.length}` : `${visible.length} of ${rows.length}`);
-    scrollArea.setAttribute("aria-rowcount", visible.length + 1);
-    emptyNotice.hidden = visible.length > 0;
-    body.style.height = `${visible.length * ROW_HEIGHT}px`;
+    setText(count, filteredRows.length === rows.length ? `${rows.length}` : `${filteredRows.length} of ${rows.length}`);
+    scrollArea.setAttribute("aria-rowcount", filteredRows.length + 1);
+    emptyNotice.hidden = filteredRows.length > 0;
+    body.style.height = `${filteredRows.length * ROW_HEIGHT}px`;
     drawRows();
   }
 
   function drawRows() {
+    // The height is 0 before the list is in the page.
     const height = scrollArea.clientHeight || 800;
     const first = Math.max(0, Math.floor(scrollArea.scrollTop / ROW_HEIGHT) - ROWS_BEYOND);
-    const last = Math.min(visible.length, Math.ceil((scrollArea.scrollTop + height) / ROW_HEIGHT) + ROWS_BEYOND);
+    const last = Math.min(filteredRows.length, Math.ceil((scrollArea.scrollTop + height) / ROW_HEIGHT) + ROWS_BEYOND);
     // A focused link keeps the focus when the figures change.
     const focused = body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const lines = [];
     for (let index = first; index < last; index += 1) {
-      const row = visible[index];
+      const row = filteredRows[index];
       const cells = columns.map((column) => {
         const content = column.show(row);
         // The title has the whole text of a cell that is too narrow for it.

@@ -36,6 +36,7 @@ export function live() {
   const form = h("form", { class: "card ask live-ask", submit: toggle }, service.element, path.element, status.element, from.element, names, button);
   const element = h("div", { keydown: (event) => { if (event.key === "Escape") stop("Stopped."); } },
     h("div", { class: "head" }, h("h1", {}, "Live"), h("span", { class: "note" }, "requests as they end")), form, note, h("section", { class: "card" }, table));
+  // The controller that aborts the running tap; null while none runs.
   let tap = null;
   let pendingRecords = [];
   // The displayed rows with the times of their requests, newest first.
@@ -51,8 +52,8 @@ export function live() {
 
   function start() {
     const query = new URLSearchParams({ service: service.input.value.trim(), per_second: RECORDS_PER_SECOND });
-    for (const [name, part] of [["path", path], ["status", status], ["from", from]]) {
-      const value = part.input.value.trim();
+    for (const [name, filter] of [["path", path], ["status", status], ["from", from]]) {
+      const value = filter.input.value.trim();
       if (value) query.append(name, value);
     }
     tap = new AbortController();
@@ -73,7 +74,8 @@ export function live() {
 
   const summary = () => `${receivedCount} ${receivedCount === 1 ? "request" : "requests"}${droppedCount ? `, and ${droppedCount} more over the limit` : ""}.`;
 
-  // The control plane ends a response after two minutes: the page sends the request again until the user stops.
+  // Follows the tap until the user stops it. The control plane ends a response after two minutes, and the page then
+  // sends the request again.
   async function follow(address, currentTap) {
     while (tap === currentTap) {
       let problem = null;
@@ -88,6 +90,7 @@ export function live() {
     }
   }
 
+  // Reads the records of one response. Returns the problem if the control plane rejects the request, otherwise null.
   async function readRecords(address, currentTap) {
     const token = sessionStorage.getItem(TOKEN_KEY);
     const headers = token ? { authorization: `Bearer ${token}` } : {};
@@ -121,10 +124,10 @@ export function live() {
   // Requests arrive when they end, from several sidecars: rows are ordered by start time. Rows beyond the limit
   // are dropped.
   function drawRows() {
-    const newRows = pendingRecords.map((record) => ({ time: toMicroseconds(record.start_time), row: row(record) })).reverse();
+    const newRows = pendingRecords.map((record) => ({ time: toMicroseconds(record.start_time), element: createRow(record) })).reverse();
     pendingRecords = [];
     rows = [...newRows, ...rows].sort((a, b) => b.time - a.time).slice(0, MAX_ROWS);
-    body.replaceChildren(...rows.map((row) => row.row));
+    body.replaceChildren(...rows.map((row) => row.element));
     // A record that arrives after the user has stopped must not replace the note.
     if (tap) setText(note, summary());
   }
@@ -135,9 +138,10 @@ export function live() {
     return Math.floor(Date.parse(time) / 1000) * 1e6 + Number(`0.${fraction || 0}`) * 1e6;
   };
   const text = (value) => (value === null || value === undefined ? "" : `${value}`);
-  function row(record) {
+  function createRow(record) {
     const failed = record.response_code_details || record.response_code >= 500;
     const cells = [
+      // The time of day with milliseconds, from an RFC 3339 time.
       text(record.start_time).slice(11, 23), record.workload, record.direction, record.method, record.path,
       record.response_code, record.response_code_details, formatLatency(record.duration),
       record.direction === "inbound" ? record.peer : record.upstream_host,

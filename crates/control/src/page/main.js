@@ -33,19 +33,23 @@ const errorChip = h("span", { class: "chip bad", hidden: true }, h("i", { class:
 
 const formatCount = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
-function path() {
+// Returns the path of the view in the fragment of the URL, such as service/NAMESPACE/NAME.
+function viewPath() {
   const hash = location.hash.replace(/^#\/?/, "");
   try {
     return decodeURIComponent(hash);
   } catch {
+    // A malformed fragment opens the first tab.
     return "";
   }
 }
 
-function showRoute() {
-  const token = path().match(/^live\/([0-9A-Za-z_-]+)$/);
+// Replaces the open view by the view of the current path.
+function showView() {
+  const token = viewPath().match(/^live\/([0-9A-Za-z_-]+)$/);
+  // This also removes the token from the fragment.
   if (token) storeToken(token[1]);
-  const currentPath = path();
+  const currentPath = viewPath();
   openView?.end();
   const service = currentPath.match(/^service\/([^/]+\/[^/]+)$/);
   const reason = currentPath.match(/^reason\/([a-z0-9-]+)$/);
@@ -60,7 +64,7 @@ function showRoute() {
   main.replaceChildren(openView.element);
   scrollTo(0, 0);
 }
-addEventListener("hashchange", () => { showRoute(); main.focus({ preventScroll: true }); });
+addEventListener("hashchange", () => { showView(); main.focus({ preventScroll: true }); });
 
 const trustDomainChip = h("span", { class: "chip" });
 const defaultPolicyChip = h("span", { class: "chip accent" });
@@ -84,7 +88,7 @@ onErrorChange((error) => {
   const isUnavailable = error?.isUnavailable === true;
   document.body.classList.toggle("stale", isUnavailable);
   errorChip.hidden = error === null;
-  for (const part of [requestsChip, successChip, sidecarsChip]) part.hidden = isUnavailable || lastResponse === null;
+  for (const chip of [requestsChip, successChip, sidecarsChip]) chip.hidden = isUnavailable || lastResponse === null;
   problemsChip.hidden = isUnavailable || !problemCount;
   banner.hidden = !isUnavailable;
   if (error === null) return;
@@ -101,7 +105,7 @@ const setChip = (element, state, text) => {
 
 pollPaths(["/status", "/traffic"], (status, traffic) => {
   lastResponse = new Date();
-  for (const part of [requestsChip, successChip, sidecarsChip]) part.hidden = false;
+  for (const chip of [requestsChip, successChip, sidecarsChip]) chip.hidden = false;
   setText(trustDomainChip, status.trust_domain);
   setText(defaultPolicyChip, `default policy ${status.default_policy}`);
   const healthy = status.proxies >= status.workloads && status.out_of_sync === 0 && status.rejecting === 0;
@@ -123,7 +127,7 @@ pollPaths(["/status", "/traffic"], (status, traffic) => {
   setText(rejected, status.rejected > 0 ? `${status.rejected}` : "");
 });
 
-showRoute();
+showView();
 
 // These requests start after the first requests of the open view, so that the view does not wait for them.
 pollPaths(["/findings"], (findings) => {

@@ -2,7 +2,7 @@
 
 const POLL_MS = 2000;
 
-// Concurrent requests of several parts of the page for the same path share one fetch.
+// Concurrent requests of several polls for the same path share one fetch.
 const sharedRequests = new Map();
 const CACHE_MS = 1000;
 

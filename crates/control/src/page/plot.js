@@ -2,11 +2,14 @@
 
 import { h, s } from "./dom.js";
 
+// The height of a plot and the margins around its axes, in pixels.
 const HEIGHT = 190;
 const LEFT = 52;
 const RIGHT = 12;
 const TOP = 14;
 const BOTTOM = 24;
+// A curve's typical value is at this quantile. A maximum above OUTLIER_FACTOR typical values is an outlier, and the axis
+// then ends at HEADROOM typical values.
 const TYPICAL_SHARE = 0.9;
 const OUTLIER_FACTOR = 4;
 const HEADROOM = 1.6;
@@ -21,7 +24,7 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
     return { value, element: h("span", { class: "key" }, h("i", { class: option.color }), option.name, value) };
   });
   const timeLabel = h("span", { class: "note" });
-  const element = h("section", { class: "card" }, h("header", {}, h("h2", {}, title), h("span", { class: "space" }), timeLabel, ...legendEntries.map((key) => key.element)), h("div", { class: "plot" }, svg));
+  const element = h("section", { class: "card" }, h("header", {}, h("h2", {}, title), h("span", { class: "space" }), timeLabel, ...legendEntries.map((entry) => entry.element)), h("div", { class: "plot" }, svg));
   let curves = [];
   let stepSeconds = 10;
   let cursor = null;
@@ -35,11 +38,11 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const limit = axisLimit(curves, topMin);
     const y = (value) => TOP + (1 - Math.min(value, limit) / limit) * (HEIGHT - TOP - BOTTOM);
-    const parts = [];
+    const shapes = [];
     for (const fraction of [0, 0.5, 1]) {
       const axisY = y(fraction * limit);
-      parts.push(s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: axisY, y2: axisY }));
-      parts.push(s("text", { x: LEFT - 8, y: axisY + 4, "text-anchor": "end" }, format(fraction * limit)));
+      shapes.push(s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: axisY, y2: axisY }));
+      shapes.push(s("text", { x: LEFT - 8, y: axisY + 4, "text-anchor": "end" }, format(fraction * limit)));
     }
     const totalSeconds = Math.max(0, valueCount() - 1) * stepSeconds;
     // With a single value, the time axis has only the label `now`.
@@ -47,7 +50,7 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
       const seconds = totalSeconds * (1 - fraction);
       const ageText = seconds === 0 ? "now" : seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
       const labelX = LEFT + fraction * (width - LEFT - RIGHT);
-      parts.push(s("text", { x: labelX, y: HEIGHT - 6, "text-anchor": fraction === 0 ? "start" : fraction === 1 ? "end" : "middle" }, ageText));
+      shapes.push(s("text", { x: labelX, y: HEIGHT - 6, "text-anchor": fraction === 0 ? "start" : fraction === 1 ? "end" : "middle" }, ageText));
     }
     curves.forEach((values, index) => {
       const { color, area } = curveOptions[index];
@@ -55,18 +58,18 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
         // An area of zeros is not drawn: a red line at the bottom would look like failures.
         if (area && run.every(([, value]) => value === 0)) continue;
         const points = run.map(([index, value]) => `${x(index).toFixed(1)} ${y(value).toFixed(1)}`);
-        if (area) parts.push(s("path", { class: `area ${color}`, d: `M${x(run[0][0])} ${y(0)} L${points.join(" L")} L${x(run[run.length - 1][0])} ${y(0)} Z` }));
-        if (points.length === 1) parts.push(s("circle", { class: color, cx: x(run[0][0]), cy: y(run[0][1]), r: 2.5 }));
-        else parts.push(s("path", { class: `curve ${color}`, d: `M${points.join(" L")}` }));
-        parts.push(...overflowArrow(run, limit, color));
+        if (area) shapes.push(s("path", { class: `area ${color}`, d: `M${x(run[0][0])} ${y(0)} L${points.join(" L")} L${x(run[run.length - 1][0])} ${y(0)} Z` }));
+        if (points.length === 1) shapes.push(s("circle", { class: color, cx: x(run[0][0]), cy: y(run[0][1]), r: 2.5 }));
+        else shapes.push(s("path", { class: `curve ${color}`, d: `M${points.join(" L")}` }));
+        shapes.push(...overflowArrow(run, limit, color));
       }
     });
     const shownIndex = cursor ?? valueCount() - 1;
-    if (cursor !== null) parts.push(s("line", { class: "cursor", x1: x(cursor), x2: x(cursor), y1: TOP, y2: HEIGHT - BOTTOM }));
-    svg.replaceChildren(...parts);
-    legendEntries.forEach((key, index) => {
+    if (cursor !== null) shapes.push(s("line", { class: "cursor", x1: x(cursor), x2: x(cursor), y1: TOP, y2: HEIGHT - BOTTOM }));
+    svg.replaceChildren(...shapes);
+    legendEntries.forEach((entry, index) => {
       const value = curves[index]?.[shownIndex];
-      key.value.textContent = value === null || value === undefined ? "–" : format(value);
+      entry.value.textContent = value === null || value === undefined ? "–" : format(value);
     });
     const secondsAgo = Math.max(0, valueCount() - 1 - shownIndex) * stepSeconds;
     timeLabel.textContent = cursor === null ? "" : secondsAgo === 0 ? "now" : secondsAgo >= 120 ? `${Math.round(secondsAgo / 60)} min ago` : `${secondsAgo} s ago`;
@@ -101,7 +104,7 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
     event.preventDefault();
     cursor = Math.max(0, Math.min(valueCount() - 1, (cursor ?? valueCount() - 1) + offset));
     draw();
-    svg.setAttribute("aria-label", `${title}: ${timeLabel.textContent}, ${legendEntries.map((key, index) => `${curveOptions[index].name} ${key.value.textContent}`).join(", ")}`);
+    svg.setAttribute("aria-label", `${title}: ${timeLabel.textContent}, ${legendEntries.map((entry, index) => `${curveOptions[index].name} ${entry.value.textContent}`).join(", ")}`);
   });
 
   new ResizeObserver(() => { if (svg.clientWidth !== width) draw(); }).observe(svg);
@@ -109,8 +112,8 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
   return { element, update: (newCurves, seconds) => { curves = newCurves; stepSeconds = seconds; draw(); } };
 }
 
-// The upper end of the axis: a round number with a round half. A few values far above all others, such as those
-// of a burst, do not flatten the rest.
+// Returns the upper end of the axis: a round number with a round half. A few values far above all others, such as those
+// of a burst, do not flatten the rest. The small terms tolerate rounding errors of the logarithm.
 export function axisLimit(curves, topMin) {
   const highest = Math.max(topMin, ...curves.map((values) => {
     const sorted = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);

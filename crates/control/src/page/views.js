@@ -66,6 +66,7 @@ export function visibleGraph(traffic, services) {
   }));
   // Services without callers are included while the whole graph fits.
   if (services.length <= MAX_NODES / 2) for (const service of services) addNode("service", service.name);
+  // Failing services come first, then workloads without a service, then services by rate.
   const sortWeight = (node) => (healthState(node.rates) === "bad" ? 1e9 : 0) + (node.rates.per_second ?? 0) + (node.kind === "workload" ? 1e6 : 0);
   const sortedNodes = [...nodes.values()].sort((a, b) => sortWeight(b) - sortWeight(a) || a.id.localeCompare(b.id, "en"));
   const hiddenCount = Math.max(0, sortedNodes.length - MAX_NODES);
@@ -75,6 +76,7 @@ export function visibleGraph(traffic, services) {
   return { nodes: visibleNodes, edges, hiddenCount };
 }
 
+// Without requests, the success rate is sorted above 100 %.
 const rateColumns = [
   { name: "Rate", width: "90px", number: true, value: (row) => row.rates.per_second, show: (row) => formatRate(row.rates.per_second) },
   { name: "Success", width: "90px", number: true, value: (row) => row.rates.success ?? 2, show: (row) => coloredText(healthState(row.rates), formatShare(row.rates.success)) },
@@ -123,6 +125,7 @@ function ruleText(rule, routes, policies) {
   if (["TagRoute", "SermantRouteRule", "Lane"].includes(rule.kind)) return "";
   const object = [...routes, ...policies].find((object) => object.kind === rule.kind && object.name === rule.name);
   const texts = object?.rule_texts ?? (Array.isArray(object?.rules) ? object.rules : []);
+  // The rule of an object with a single one has an empty name.
   return texts[Number(rule.rule || 0)] ?? "";
 }
 
@@ -214,6 +217,7 @@ export function sidecars() {
     const [proxy, certificate, usage] = [byWorkload(proxies), byWorkload(certificates), byWorkload(traffic.sidecars)];
     table.update(workloads.map((workload) => {
       const connected = proxy.get(workload.name);
+      // Like `leno status`, tolerates the seconds in which a sidecar applies a change.
       const isOutOfSync = connected && (connected.out_of_sync_seconds ?? 0) > 10;
       const [state, summary] = !connected ? [workload.sidecar === "other-replica" ? "good" : "bad", workload.sidecar]
         : connected.rejected > 0 ? ["bad", `rejects ${connected.rejected}`]
@@ -273,8 +277,8 @@ export function service(name) {
   const missingNote = h("p", { class: "card empty", hidden: true }, "There is no such service. ", h("a", { href: "#/services" }, "All services"));
   const element = h("div", {},
     h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "Time range" }, ...buttons)),
-    h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
-    h("div", { class: "grid" }, ...plots.map((part) => part.element)),
+    h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((tile) => tile.element)),
+    h("div", { class: "grid" }, ...plots.map((view) => view.element)),
     h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees), routedCard),
     h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["reason", "requests"], reasons)),
     h("div", { class: "grid" }, card("Rejected by the mesh, last half minute", ["reason", "share", "requests", "sidecars", "policies"], rejections)),
@@ -283,10 +287,11 @@ export function service(name) {
   const emptyRow = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
   const cells = (first, ...values) => h("tr", {}, h("td", {}, first), ...values.map((text) => h("td", { class: "number" }, text)));
   function show(history, traffic, services, explanations) {
+    // The buttons of the time range show these responses again.
     lastResponses = [history, traffic, services, explanations];
     const currentService = services.find((service) => service.name === name);
     const isKnown = Boolean(currentService || history);
-    for (const part of element.children) part.hidden = isKnown ? part === missingNote : !(part === missingNote || part.classList.contains("head"));
+    for (const section of element.children) section.hidden = isKnown ? section === missingNote : !(section === missingNote || section.classList.contains("head"));
     chip.hidden = !isKnown;
     if (!isKnown) return;
     const rates = history?.rates ?? NO_RATES;
@@ -299,6 +304,7 @@ export function service(name) {
     setText(p50.value, formatLatency(rates.p50_ms));
     setText(p99.value, formatLatency(rates.p99_ms));
     setText(total.value, `${rates.requests}`);
+    // The plots of the last minutes come first, then those of the last hour.
     const steps = history?.plots[showsHour ? 1 : 0];
     if (steps) {
       const seconds = steps.step_seconds;

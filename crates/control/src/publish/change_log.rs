@@ -125,7 +125,7 @@ impl ChangeLog {
     }
 }
 
-/// Maximum recorded changes: about ten seconds of a burst, or a day of an ordinary mesh.
+/// Maximum recorded changes. They cover about ten seconds of a burst, or a day of an ordinary mesh.
 const MAX_CHANGES: usize = 2048;
 
 #[cfg(test)]

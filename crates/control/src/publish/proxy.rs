@@ -30,9 +30,11 @@ pub(crate) struct ConnectedProxy {
     /// The expiry of the proxy's newest certificate, which is also the latest end of the stream.
     pub(crate) expires_at: SystemTime,
     pub(crate) connected_at: Instant,
+    /// The address of the proxy's admin endpoint, if it is one of the proxy's own addresses.
     pub(crate) admin_address: Option<SocketAddr>,
     /// The reported admin address if it is not the proxy's own: tools must not connect to it.
     pub(crate) reported_admin_address: Option<SocketAddr>,
+    /// The process ID on the proxy's machine.
     pub(crate) pid: u32,
     pub(crate) version: String,
     /// The session number of the stream; unrelated to sessions of TLS or HTTP. The newest stream of a workload has
@@ -123,6 +125,7 @@ impl ConnectedProxy {
             {
                 return PushOutcome::Unchanged;
             }
+            // Equal proxy configurations share one allocation.
             if last_update.snapshot.config == snapshot.config {
                 Arc::make_mut(&mut snapshot).config = Arc::clone(&last_update.snapshot.config);
             }

@@ -16,8 +16,9 @@ pub(crate) struct ConfigPush {
     /// The newest change of this push.
     pub(crate) change: ChangeId,
     pub(crate) sent_at: Instant,
-    /// The number of proxies that the changes may affect, and the number of those that received an update.
+    /// The number of proxies that the changes may affect.
     pub(crate) affected_proxies: usize,
+    /// The number of affected proxies that received an update.
     pub(crate) recipients: usize,
     /// The number of bytes of the updates that were applied.
     pub(crate) bytes: u64,
@@ -35,8 +36,11 @@ pub(crate) struct ConfigPush {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SentPush {
     pub(crate) sent_at: Instant,
+    /// The number of proxies that the changes may affect.
     pub(crate) affected_proxies: usize,
+    /// The number of proxies that received an update.
     pub(crate) recipients: usize,
+    /// The proxies that have not applied the changes yet.
     pub(crate) waiting_proxies: BTreeSet<ConnectionId>,
 }
 
@@ -45,8 +49,9 @@ pub(crate) struct SentPush {
 pub(crate) struct PushProgress {
     pub(crate) change: ChangeId,
     pub(crate) processed_at: Instant,
-    /// The number of proxies that received an update, and the number of those that have applied it.
+    /// The number of proxies that had not applied the change when it had been sent to all of them.
     pub(crate) recipients: usize,
+    /// The number of these proxies that have applied the change since, or disconnected.
     pub(crate) applied: usize,
     /// The time from the change until all proxies had applied it; `None` while some have not.
     pub(crate) convergence_time: Option<Duration>,
@@ -57,10 +62,11 @@ pub(crate) struct PushProgress {
 pub(crate) struct ConfigPushes {
     /// The recent pushes, the oldest first.
     recent_pushes: VecDeque<ConfigPush>,
-    /// Pushes with outstanding acknowledgments.
+    /// The number of recent pushes with outstanding acknowledgments.
     unacknowledged_pushes: usize,
     /// The newest change of the last push.
     newest_change: ChangeId,
+    /// The progress of the last push; `None` before the first one.
     latest_progress: Option<PushProgress>,
     /// The times from a change until all affected proxies had applied it.
     convergence_times: Histogram,

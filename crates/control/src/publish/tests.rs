@@ -463,7 +463,7 @@ fn a_change_with_many_recipients_is_sent_in_slices() {
     assert!((4..100).contains(&slices), "{slices}");
     assert_eq!(fixture.updated_workloads().len(), names.len());
     assert_eq!(fixture.connected_proxies.pending_count(), 0);
-    // All of them are one push.
+    // All changes are in one push.
     let id = fixture.connected_proxies.newest_change();
     let push = fixture.connected_proxies.pushes.push_for_change(id).unwrap();
     assert_eq!((push.recipients, push.waiting_proxies.len()), (names.len(), names.len()));

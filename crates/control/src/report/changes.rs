@@ -43,6 +43,7 @@ impl Report<'_> {
             applied_after_ms: completed_push
                 .and_then(|push| push.last_applied)
                 .map(milliseconds_after),
+            // A change that is not sent yet counts itself.
             push_size: push.map_or(1, |push| {
                 self.connected_proxies.change_log.count_between(push.previous_change, push.change)
             }),

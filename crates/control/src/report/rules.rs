@@ -131,8 +131,8 @@ impl Report<'_> {
         }
     }
 
-    /// Returns the effect of an object at the ports of its scope; overriding objects are added to
-    /// `overriding_objects`.
+    /// Returns the effect of an object at the ports of its scope. Adds an overriding object to `overriding_objects` if
+    /// the list is empty.
     fn tag_effect(
         &self,
         own_key: &ObjectKey,
@@ -176,6 +176,7 @@ impl Report<'_> {
                 deciding_objects
                     .extend(request_rule_objects.into_iter().chain(caller_rule_objects));
             }
+            // The reason in the status names only the first overriding object.
             if !has_rules {
                 overriding_objects.extend(
                     deciding_objects.into_iter().next().filter(|_| overriding_objects.is_empty()),
@@ -210,6 +211,7 @@ impl Report<'_> {
         let service = self.mesh.service(&lane.service)?;
         let effects = TagEffects { marks: true, ..TagEffects::default() };
         let ports = service.ports.iter();
+        // `None` if the lane marks requests at one port at least.
         let no_effect: Option<Vec<NoEffect>> = ports
             .map(|port| NoEffect::detect_for_tags(effects, &service.name, port.port, &self.mesh))
             .collect();
@@ -235,7 +237,7 @@ fn rule_names(rule: &ServiceRule) -> Vec<String> {
             limits.rules.iter().map(|rule| rule.name.clone()).collect()
         }
         ServiceRule::UpstreamTrafficSetting(settings) => {
-            settings.1.rules.iter().map(|rule| rule.name.clone()).collect()
+            settings.rate_limits.rules.iter().map(|rule| rule.name.clone()).collect()
         }
         ServiceRule::OutlierDetection(_)
         | ServiceRule::SermantRemoval(_)

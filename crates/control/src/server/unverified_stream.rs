@@ -1,4 +1,4 @@
-//! Wraps the stream of a client that is not authenticated yet: the connection counts as pending until the
+//! Wraps the stream of a client that is not authenticated yet. The connection counts as waiting for its peer until the
 //! client's first message is complete.
 
 use std::io;
@@ -24,10 +24,12 @@ impl<S> UnverifiedStream<S> {
     }
 }
 
-/// The received part of the first message: a length of 4 bytes, big-endian, and as many bytes.
+/// The progress of the first message: a length of 4 bytes, big-endian, and as many bytes.
 #[derive(Debug, Default)]
 struct FirstMessage {
+    /// The length of the message without its prefix, as far as the prefix was received.
     length: u32,
+    /// The number of received bytes, including the prefix.
     received_bytes: u64,
 }
 

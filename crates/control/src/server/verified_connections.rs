@@ -47,7 +47,7 @@ impl VerifiedConnections {
         self.lock()
             .connections
             .get(&connection)
-            .map(|entry| (entry.peer.clone(), entry.connection_addresses))
+            .map(|verified| (verified.peer.clone(), verified.connection_addresses))
     }
 
     /// Marks a connection as no longer pending: its peer is authenticated.
@@ -136,6 +136,6 @@ impl Drop for ConnectionEntry {
     }
 }
 
-/// Maximum connections of one workload, or of all other control planes: each has one, and briefly a second one
-/// when it reconnects.
+/// Maximum connections of one workload, or of all other control planes together. Each proxy and control plane has one
+/// connection, and briefly a second one when it reconnects.
 const MAX_CONNECTIONS_PER_IDENTITY: usize = 32;

@@ -27,7 +27,7 @@ pub(crate) enum AdminQuery {
     Change(ChangeId),
     /// The progress of the newest changes.
     Changes,
-    /// The traffic history of one service, route or edge.
+    /// The traffic history of one service or route.
     History(PlotSubject),
     /// All metrics as text, optionally with alias names in addition.
     Metrics(ExpositionFormat, Option<AliasNames>),
@@ -206,6 +206,7 @@ impl ControlState {
             )),
             AdminQuery::Workloads => serde_json::to_value(report.workload_statuses()),
         };
+        // The status types can always be serialized.
         AdminResponse::Json(json.unwrap_or_default())
     }
 }

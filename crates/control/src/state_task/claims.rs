@@ -43,12 +43,13 @@ impl ControlState {
             now.clock,
         );
         for name in self.connected_proxies.connected_workloads() {
-            self.check_claim(&name, now);
+            self.enforce_claim(&name, now);
         }
     }
 
-    /// Checks the proxy of a changed or removed workload: its identity may no longer be valid.
-    pub(super) fn check_claim(&mut self, name: &WorkloadName, now: EventTime) {
+    /// Dismisses the connected proxy of a workload if its certificate no longer authorizes it, after a change of the
+    /// workload or of the revocations. Forgets a workload that was removed.
+    pub(super) fn enforce_claim(&mut self, name: &WorkloadName, now: EventTime) {
         if self.mesh.workload(name).is_none() {
             self.presence.remove_workload(name);
             self.certifier.forget_workload(name);
@@ -105,13 +106,13 @@ impl ControlState {
         }
     }
 
-    /// Checks that a new proxy may replace the connected proxy of its workload. Without a connected proxy, it may
-    /// always connect.
+    /// Decides if a new proxy may replace the connected proxy of its workload, and records its protection or the
+    /// replaced process in `joining_proxy`. Without a connected proxy, it may always connect.
     ///
     /// A reconnecting proxy replaces its own stream. A new process replaces the stream of another process, because that
     /// process may have stopped without closing its connection. If the replaced process reconnects, two proxies run for
     /// one workload. The reconnected proxy is then protected from replacement for [`PROTECTION_TIME`].
-    pub(super) fn check_replacement(
+    pub(super) fn decide_replacement(
         &mut self,
         joining_proxy: &mut ConnectedProxy,
         now: Instant,
@@ -212,7 +213,7 @@ impl ControlState {
         if reason == SigningReason::Join {
             self.replaced_rejections.remove_workload(&certificate.workload);
             // A stream of an earlier registration ends.
-            self.check_claim(&certificate.workload, now);
+            self.enforce_claim(&certificate.workload, now);
         }
         if let SigningReason::Renewal(connection) = reason
             && let Some(proxy) = self.connected_proxies.proxy_mut(connection)

@@ -26,7 +26,7 @@ impl ControlState {
                 let own_session =
                     self.connected_proxies.proxy_mut(connection).map_or(0, |proxy| proxy.session);
                 if own_session >= session {
-                    // The sidecar has reconnected here since then. The other control plane will receive our report.
+                    // The sidecar has reconnected here since then. The other control plane receives that report.
                     continue;
                 }
                 // The stream here is dead, although its end was not noticed.
@@ -55,8 +55,8 @@ impl ControlState {
         }
     }
 
-    /// Handles the end of a sidecar's stream, here or at another control plane: another stream takes over if
-    /// there is one; otherwise the sidecar may be reconnecting.
+    /// Handles the end of a sidecar's stream, here or at another control plane. If the sidecar has another stream, that
+    /// stream takes over. Otherwise the sidecar may be reconnecting, and its grace period starts.
     pub(super) fn handle_stream_end(
         &mut self,
         workload: &WorkloadName,

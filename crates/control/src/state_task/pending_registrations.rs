@@ -10,8 +10,8 @@ use super::{ControlState, EventTime};
 use crate::certify::{CertificateHolder, CertifyError, ReviewResult};
 use crate::review::TokenSubject;
 
-/// A pending join: no registry has reported a workload that matches the token's subject yet. A new pod may join
-/// before a registry reports the pod.
+/// A join that waits until a registry reports a workload that matches the token's subject. A new pod may join before a
+/// registry reports the pod.
 #[derive(Debug)]
 pub(crate) struct PendingRegistration {
     pending_join: PendingJoin,
@@ -33,14 +33,14 @@ enum TokenEvidence {
 impl ControlState {
     /// Starts a join. The certifier verifies a token of this mesh. Other tokens are reviewed: if the text of the
     /// token names its subject, the join first waits for that workload; otherwise the review starts at once.
-    pub(super) fn join(&mut self, pending_join: PendingJoin, now: EventTime) {
+    pub(super) fn start_join(&mut self, pending_join: PendingJoin, now: EventTime) {
         let Some(reviewer) = self.certifier.reviewer_of(&pending_join.token) else {
             let holder = self.mesh.workload(&pending_join.workload);
             // A revoked workload gets the same response as an unknown one.
             let holder = holder
                 .filter(|workload| !self.mesh.is_revoked(workload))
                 .map(CertificateHolder::from_workload);
-            self.certifier.join(pending_join, holder, now.wall_time);
+            self.certifier.queue_join(pending_join, holder, now.wall_time);
             return;
         };
         let subject = match reviewer.claimed_subject(&pending_join.token, now.wall_time) {
@@ -96,6 +96,7 @@ impl ControlState {
     /// Decides pending joins again, after new reports of workloads or at a deadline.
     pub(super) fn retry_pending_joins(&mut self, now: EventTime) {
         for registration in std::mem::take(&mut self.pending_registrations) {
+            // The client has disconnected.
             if registration.pending_join.reply.is_closed() {
                 continue;
             }
@@ -198,16 +199,17 @@ fn check_subject(
             let (held, expected) = (held.clone(), expected.clone());
             Err(CertifyError::OtherPod { workload, held, expected })
         }
+        // If one of the two has no UID, the name and the account suffice.
         _ => Ok(CertificateHolder::from_workload(existing_workload)),
     }
 }
 
-/// Maximum pending joins: a new deployment on many machines. Further joins must retry.
+/// Maximum pending joins, enough for a new deployment on many machines. Further joins must retry.
 const MAX_PENDING_JOINS: usize = 4096;
 
 /// Maximum pending joins with tokens that are not reviewed yet, in total.
 const MAX_UNVERIFIED_JOINS: usize = 1024;
 
-/// Maximum pending joins with tokens that are not reviewed yet, per source: pods of a node may share its
-/// address.
+/// Maximum pending joins with tokens that are not reviewed yet, per source. It is above 1, because pods of a node may
+/// share its address.
 const MAX_UNVERIFIED_JOINS_PER_SOURCE: usize = 32;

@@ -46,6 +46,7 @@ impl ControlState {
         };
         let log_line = self.log_limits.permit_line(peer_identity(&peer), now.clock.into_std());
         let suppressed = log_line.and_then(|log_line| log_line.suppressed);
+        // Verify the proxy.
         if let Some(workload_object) = self.mesh.workload(&workload) {
             self.certifier.read_registration(workload_object);
         }
@@ -58,7 +59,7 @@ impl ControlState {
             proxy.reported_admin_address = proxy.admin_address.take();
         }
         if let Err(rejection) =
-            claim_result.and_then(|()| self.check_replacement(&mut proxy, now.clock))
+            claim_result.and_then(|()| self.decide_replacement(&mut proxy, now.clock))
         {
             self.record_stream_rejection(&workload, &rejection, now.clock);
             let reason = rejection.reason;
@@ -68,6 +69,7 @@ impl ControlState {
             proxy.end_connection(reason);
             return EventHandling::Handled;
         }
+        // Register the proxy.
         self.verified_connections.mark_authenticated(connection);
         self.replaced_rejections.remove_workload(&workload);
         if log_line.is_some() {
@@ -156,7 +158,7 @@ impl ControlState {
     }
 }
 
-/// Returns the highest session number of a stream that connects now: proxies number their streams by time, in
+/// Returns the highest session number of a stream that connects now. Proxies number their streams by time, in
 /// microseconds since 1970. A higher number would block later streams of the workload at other control planes.
 fn highest_session(now: SystemTime) -> u64 {
     let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -11,8 +11,8 @@ pub struct TrafficStatus {
     pub report_interval_ms: Option<u64>,
     /// The number of reports received.
     pub reports: u64,
-    /// The number of series in these reports that were merged into the overflow series, for lack of room or
-    /// because they refer to no service of the mesh.
+    /// The number of series that were dropped: the sidecar had no room for them, they refer to missing objects, or the
+    /// control plane evicted them for newer ones.
     pub series_dropped: u64,
     /// The rates of each service, as its clients measured them.
     pub services: Vec<NamedRateStatus>,
@@ -140,7 +140,7 @@ pub struct SidecarTraffic {
     pub outbound_per_second: f64,
 }
 
-/// The history of one service, route or edge.
+/// The history of one service or route.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct HistoryStatus {
     /// The current rates.

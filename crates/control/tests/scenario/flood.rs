@@ -74,7 +74,7 @@ fn pairs_of_subscriptions_are_combined_while_others_are_served() {
         };
         tokio::join!(send_flood, serve_other_proxy);
         let compiled = read_counter(&shop, "leno_control_snapshots_compiled_total").await - before;
-        // Far more than a burst and the budget of the duration.
+        // Without a budget, each pair would cause a compilation.
         assert!(compiled < PAIRS as u64 / 2, "{compiled} configurations for {PAIRS} pairs");
     });
 }
@@ -99,7 +99,7 @@ fn alternating_listeners_are_limited_by_the_budget_of_their_proxy() {
             server.send_request(Proxy::listeners_request(&[(8080, listener_address())])).await;
         }
         server.send_request(Proxy::listeners_request(&[(8080, other)])).await;
-        // The last listeners win.
+        // The client receives the listeners that were reported last.
         client.wait_for_update(|update| stock_addresses(update) == Some(vec![other])).await;
         let changes = read_counter(&shop, "leno_control_changes_total").await - before;
         assert!(changes < TIMES as u64, "{changes} changes for {TIMES} times");
@@ -108,7 +108,7 @@ fn alternating_listeners_are_limited_by_the_budget_of_their_proxy() {
 
 #[test]
 fn a_proxy_with_many_services_receives_them_at_once_and_does_not_delay_others() {
-    // More than a Hello holds.
+    // More services than a `Hello` may contain.
     const SERVICES: usize = 1100;
     run(async {
         let shop = open_shop(&large_mesh(SERVICES)).await;
@@ -119,7 +119,7 @@ fn a_proxy_with_many_services_receives_them_at_once_and_does_not_delay_others() 
         let mut small = Proxy::connect(&shop.control, &small, &[numbered_service(1)], &[]).await;
         small.wait_for_update(|update| update.snapshot.services.len() == 1).await;
         large.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
-        // It never received only a part of them.
+        // No update contained only some of the services.
         assert!(
             large
                 .received_updates()
@@ -174,7 +174,7 @@ fn a_member_cannot_fill_the_log() {
         let mut proxy = Proxy::connect(&shop.control, &client, &[], &[]).await;
         proxy.wait_for_update(|_| true).await;
         let before = lines.load(Ordering::Relaxed);
-        // Repeatedly more than the limit.
+        // Exceeds the limit of subscriptions repeatedly.
         for number in 0..TIMES {
             proxy
                 .send_request(ProxyRequest::Subscribe(vec![
@@ -188,10 +188,10 @@ fn a_member_cannot_fill_the_log() {
                     stock_service(),
                 ]))
                 .await;
-            // Until it has been processed.
+            // The response arrives after the subscriptions were processed.
             let _: Status = shop.query_json("/status").await;
         }
-        // With a false name, and with its own, on many connections.
+        // Connects many times, with another workload's name and with its own.
         for _ in 0..TIMES {
             Proxy::connect_claiming(&shop.control, &client, &workload_name("stock-1"))
                 .await

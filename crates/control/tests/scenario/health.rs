@@ -30,7 +30,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_during_shutdown() {
         assert_eq!(send_get(&health, "/readyz").await.0, 200);
         let (status, response) = send_get(&health, "/metrics").await;
         assert!(status == 200 && response.contains("\nleno_control_workloads 2\n"), "{response}");
-        // It serves the kubelet and Prometheus only.
+        // The health listener has no paths for operators.
         for path in ["/status", "/token", "/"] {
             assert_eq!(send_get(&health, path).await.0, 404, "{path}");
         }
@@ -114,7 +114,7 @@ fn scrapes_of_one_client_do_not_block_the_kubelet_or_another_collector() {
         let shop = Shop::open().await;
         health.set_ready(&shop.control);
         let clients = flood_scrapes(&health);
-        // Bounded by the scenario's timeout.
+        // The timeout of the scenario limits the time of these requests.
         for _ in 0..20 {
             assert_eq!(send_get(&health, "/livez").await.0, 200);
             assert_eq!(send_get(&health, "/readyz").await.0, 200);

@@ -36,7 +36,7 @@ fn the_first_of_two_proxies_of_a_workload_keeps_its_stream() {
         let mut second = connect(2).await;
         assert!(first.wait_until_ended().await.to_string().contains("newer stream"));
         second.wait_for_update(|_| true).await;
-        // It was still connected.
+        // The first process runs too, and reconnects.
         let mut first = connect(1).await;
         assert!(second.wait_until_ended().await.to_string().contains("newer stream"));
         first.wait_for_update(|_| true).await;
@@ -44,7 +44,7 @@ fn the_first_of_two_proxies_of_a_workload_keeps_its_stream() {
             let rejection = connect(process).await.wait_until_ended().await.to_string();
             assert!(rejection.contains("another proxy of workload shop/client-1"), "{rejection}");
         }
-        // It may replace its own stream.
+        // The first process may replace its own stream.
         let mut replacement = connect(1).await;
         replacement.wait_for_update(|_| true).await;
     });

@@ -629,7 +629,7 @@ fn updates_may_come_from_another_source() {
         let remaining = workloads.wait_for(|current| current.len() == 1).await.unwrap();
         assert_eq!(remaining[0].name, workload_name("stock-1"));
         drop(remaining);
-        // The source of the updates has ended, and its last state remains.
+        // The sender of updates was dropped, and the objects of its last update remain.
         let (status, _) =
             admin::query_admin(control.socket_path(), "GET", "/status").await.unwrap();
         assert_eq!(status, 200);

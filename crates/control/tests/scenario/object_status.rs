@@ -198,7 +198,7 @@ fn a_route_is_rejected_only_where_it_has_no_effect() {
         };
         let route_of = |kind: &str| routes.iter().find(|route| route.kind == kind).expect(kind);
         let reason = "GRPCRoute shop/a is attached to the same port and takes precedence";
-        // It applies at the other port.
+        // The HTTPRoute applies at the other port.
         let http = route_of("HTTPRoute");
         let statuses: Vec<(&str, bool)> =
             http.attached.iter().map(|parent| (parent.parent.as_str(), parent.accepted)).collect();

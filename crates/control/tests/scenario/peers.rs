@@ -178,7 +178,7 @@ fn each_control_plane_reports_sidecars_without_connection_and_its_rejected_clien
         let _stock_2 = connect_sidecar(&first, "stock-2", &[(8080, other_listener())]).await;
         facts.wait_for(disconnected(&["client-2"])).await.unwrap();
         other_facts.wait_for(disconnected(&["client-2"])).await.unwrap();
-        // It was connected to the other one.
+        // The sidecar of stock was connected to the other control plane.
         drop(stock);
         facts.wait_for(disconnected(&["client-2", "stock-1"])).await.unwrap();
 

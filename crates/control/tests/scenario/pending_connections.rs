@@ -81,7 +81,7 @@ fn each_identity_has_a_limited_number_of_connections() {
             streams.push(connect_member(&shop.control, &member_1).await);
         }
         for stream in &mut streams[..32] {
-            // Any kind of end.
+            // The connection may end in any way.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
     });
@@ -99,7 +99,7 @@ fn connections_without_a_hello_end_before_the_stream_of_their_identity() {
             streams.push(connect_member(&shop.control, &member_1).await);
         }
         for stream in &mut streams[..30] {
-            // Any kind of end.
+            // The connection may end in any way.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
         connected.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;

@@ -139,7 +139,7 @@ fn decide_outbound(
     let compiled =
         CompiledSnapshot::build(Arc::new(snapshot_for(objects, &client, &[]).unwrap()), None);
     let compiled = compiled.unwrap();
-    let permission = compiled.egress_rules.permission_for(address);
+    let permission = compiled.egress_rules.decide_address(address);
     if compiled.snapshot.config.egress == Egress::Allow || permission == EgressDecision::Allowed {
         return json!("allowed");
     }

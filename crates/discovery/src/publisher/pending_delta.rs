@@ -89,6 +89,7 @@ impl PendingDelta {
             && self.removed.is_empty()
     }
 
+    /// True if the workload configuration is new or changed; it is then the first upsert.
     pub(super) fn has_workload_config(&self) -> bool {
         self.upserts.first().is_some_and(|upsert| upsert.key == ResourceKey::Workload)
     }
@@ -104,6 +105,7 @@ impl PendingDelta {
     pub(super) fn take_prefix(self) -> DeltaPrefix {
         let mut available_bytes = MAX_DELTA_BYTES;
         let mut whole = true;
+        // After the first difference that does not fit, no further one is taken, because their order matters.
         let mut take_bytes = |bytes: usize| {
             let remaining_bytes = available_bytes.checked_sub(bytes).filter(|_| whole);
             available_bytes = remaining_bytes.unwrap_or(available_bytes);
@@ -236,6 +238,7 @@ impl PendingDelta {
         let mut synced_endpoints =
             synced_port.map_or(&[][..], |port| &port.endpoints).iter().peekable();
         for endpoint in &port.endpoints {
+            // Both lists are ordered by ID.
             while synced_endpoints.next_if(|old_endpoint| old_endpoint.id < endpoint.id).is_some() {
             }
             if synced_endpoints.next_if(|old_endpoint| is_same(old_endpoint, endpoint)).is_some() {
@@ -267,7 +270,7 @@ impl PendingDelta {
         let removed_endpoints = held_service
             .endpoints
             .keys()
-            .filter(|(port, name)| !desired_endpoints.contains(&(*port, name)));
+            .filter(|(port, workload)| !desired_endpoints.contains(&(*port, workload)));
         let keys = removed_endpoints.map(|(port, workload)| {
             ResourceKey::Endpoint(EndpointId {
                 service: name.clone(),

@@ -43,7 +43,9 @@ enum RetryTrigger {
 /// The state of a resource that another one depends on.
 #[derive(Debug, PartialEq, Eq)]
 struct DependencyState {
+    /// The version in the desired configuration; `None` if the configuration lacks the resource.
     desired_version: Option<ResourceVersion>,
+    /// The version that the proxy holds, if any.
     held_version: Option<ResourceVersion>,
     /// True for a service that the desired configuration lists as absent.
     is_absent: bool,
@@ -112,6 +114,7 @@ impl RejectedResources {
                     RetryTrigger::DependencyChanged(dependency.clone(), state)
                 }
                 None if version.is_some() => RetryTrigger::ContentChanged,
+                // A removal has no content that could change.
                 None => RetryTrigger::NextConfig(update.change),
             };
             let reason = truncate_text(&rejection.reason, MAX_REASON_BYTES).to_owned();

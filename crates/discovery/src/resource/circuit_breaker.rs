@@ -102,8 +102,8 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
     }
     let slow = match wire.slow_nanoseconds {
         0 => None,
-        threshold_nanoseconds => Some(SlowRequests {
-            min_duration: Duration::from_nanos(threshold_nanoseconds),
+        min_nanoseconds => Some(SlowRequests {
+            min_duration: Duration::from_nanos(min_nanoseconds),
             threshold: threshold_from_wire(wire.slow),
         }),
     };
@@ -120,6 +120,7 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
     })
 }
 
+/// Encodes a threshold; 0 stands for an unset share or count.
 fn threshold_to_wire(threshold: RequestThreshold) -> proto::FailureThreshold {
     let RequestThreshold { share_ppm, count } = threshold;
     proto::FailureThreshold { share_ppm: share_ppm.unwrap_or(0), number: count.unwrap_or(0) }

@@ -1,6 +1,6 @@
 //! Converts CORS policies to and from the wire. They are a part of rule actions.
 
-use leno_model::{AllowedWords, Cors, HeaderEdits, OriginPattern};
+use leno_model::{AllowedNames, Cors, HeaderEdits, OriginPattern};
 
 use super::field::{InvalidField, convert_each};
 use crate::proto;
@@ -34,22 +34,22 @@ pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, InvalidField> {
     })
 }
 
-fn words_to_wire(words: &AllowedWords) -> proto::AnyOf {
+fn words_to_wire(words: &AllowedNames) -> proto::AnyOf {
     match words {
-        AllowedWords::Any => proto::AnyOf { any: true, words: Vec::new() },
-        AllowedWords::Only(words) => proto::AnyOf { any: false, words: words.clone() },
+        AllowedNames::Any => proto::AnyOf { any: true, words: Vec::new() },
+        AllowedNames::Only(words) => proto::AnyOf { any: false, words: words.clone() },
     }
 }
 
 /// Parses methods or header names. They are copied into headers, so names that could break a message are
 /// rejected.
-fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AllowedWords, InvalidField> {
+fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AllowedNames, InvalidField> {
     let proto::AnyOf { any, words } = wire.unwrap_or_default();
     let is_word = |word: &String| HeaderEdits::is_valid_name(&word.to_ascii_lowercase());
     match any {
-        true if words.is_empty() => Ok(AllowedWords::Any),
+        true if words.is_empty() => Ok(AllowedNames::Any),
         true => Err(InvalidField::new(field, "has values in addition to `any`")),
-        false if words.iter().all(is_word) => Ok(AllowedWords::Only(words)),
+        false if words.iter().all(is_word) => Ok(AllowedNames::Only(words)),
         false => Err(InvalidField::new(field, "has an invalid method or header name")),
     }
 }

@@ -68,6 +68,7 @@ fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> 
     Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, duration })
 }
 
+/// Parses an abort. The gRPC status 0 (OK) stands for an abort without a gRPC status.
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<FaultAbort, InvalidField> {
     let response =
         response_from_wire(wire.response).map_err(|invalid| invalid.with_parent("response"))?;
@@ -79,6 +80,7 @@ fn abort_from_wire(wire: proto::FaultAbort) -> Result<FaultAbort, InvalidField> 
     })
 }
 
+/// Parses a share of requests in parts per million.
 pub(super) fn parse_share(ppm: u32) -> Result<u32, InvalidField> {
     match ppm {
         ..=1_000_000 => Ok(ppm),

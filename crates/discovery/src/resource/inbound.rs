@@ -23,6 +23,7 @@ pub(super) fn from_wire(wire: Option<proto::InboundPolicy>) -> Result<InboundPol
 }
 
 fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
+    // Rules with claims have actions of their own, so that a release without claims does not ignore the claims.
     let action = match (rule.action, rule.claims.is_empty()) {
         (PolicyAction::Deny, true) => proto::PolicyAction::Deny,
         (PolicyAction::Allow, true) => proto::PolicyAction::Allow,

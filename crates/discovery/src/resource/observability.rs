@@ -151,8 +151,8 @@ fn access_log_from_wire(wire: proto::AccessLog) -> Result<AccessLog, InvalidFiel
 
 fn parse_sampling(millionths: u32) -> Result<Sampling, InvalidField> {
     let max = Sampling::ALL.millionths();
-    let message = || InvalidField::new("sampling", format!("{millionths} is more than {max}"));
-    Sampling::from_millionths(millionths).ok_or_else(message)
+    let to_error = || InvalidField::new("sampling", format!("{millionths} is more than {max}"));
+    Sampling::from_millionths(millionths).ok_or_else(to_error)
 }
 
 fn unknown_value_error(field: &str, number: i32) -> InvalidField {

@@ -122,7 +122,7 @@ pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, InvalidFiel
 
 fn object_to_wire(kind: RouteKind) -> proto::RuleObject {
     match kind {
-        // Rules of a TLSRoute have their own message.
+        // The field `grpc` distinguishes an HTTPRoute from a GRPCRoute. Rules of a TLSRoute have their own message.
         RouteKind::Http | RouteKind::Grpc | RouteKind::Tls => proto::RuleObject::Unspecified,
         RouteKind::Split => proto::RuleObject::TrafficSplit,
         RouteKind::Tcp => proto::RuleObject::TcpRoute,

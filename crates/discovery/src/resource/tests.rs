@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, AddressEntry, AddressPort, AllowedWords, BackendEdits, ClientAuthorization,
+    Access, AccessRule, AddressEntry, AddressPort, AllowedNames, BackendEdits, ClientAuthorization,
     Cors, Egress, Endpoint, FieldMatch, Header, HeaderEdits, HostPattern, MtlsMode, Name,
     OriginPattern, OutboundListener, PathEdit, PathMatch, PersistenceType, PortConfig, PortSet,
     Protocol, Redirect, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme,
@@ -513,8 +513,8 @@ fn any_actions() -> impl Strategy<Value = RuleActions> {
 
 fn any_cors() -> impl Strategy<Value = Cors> {
     let words = || {
-        let only = vec("[a-z-]{1,9}", 0..3).prop_map(AllowedWords::Only);
-        prop_oneof![Just(AllowedWords::Any), only]
+        let only = vec("[a-z-]{1,9}", 0..3).prop_map(AllowedNames::Only);
+        prop_oneof![Just(AllowedNames::Any), only]
     };
     let origins = prop::sample::subsequence(vec!["*", "http://a", "https://*.b:8443"], 1..=3);
     let origins = origins.prop_map(|origins| {

@@ -19,6 +19,8 @@ use super::{
 };
 use crate::proto;
 
+/// Encodes a configuration. The message calls the services of ports `served`, observability `sight`, ingress rules
+/// `openings` and request checks `guards`.
 pub(super) fn to_wire(config: &WorkloadConfig) -> proto::WorkloadConfig {
     let port_service = |(port, service): (&u16, &ServiceName)| proto::PortService {
         port: u32::from(*port),

@@ -12,11 +12,12 @@ use crate::message::{CertificateReply, Hello, InboundListener, ResourceRejection
 use crate::subscriptions::TrackedSubscriptions;
 use crate::traffic::TrafficReport;
 
-/// All events that the state task has not taken yet. Each part is bounded.
+/// All events that the state task has not taken yet. Each field is bounded.
 #[derive(Debug)]
 pub(super) struct PendingEvents {
     connection: ConnectionId,
     pub(super) subscriptions: TrackedSubscriptions,
+    /// The newest listeners; `None` if the state task has them.
     listeners: Option<Listeners>,
     /// The listeners that the state task took last; `None` before the proxy has sent any.
     last_listeners: Option<Listeners>,
@@ -26,6 +27,7 @@ pub(super) struct PendingEvents {
     last_proxy_report: ProxyReport,
     /// The newest rejections, at most [`MAX_REJECTIONS`].
     rejections: VecDeque<ResourceRejection>,
+    /// The newest acknowledgement; `None` if the state task has it.
     applied: Option<Applied>,
     /// The oldest traffic report that the state task has not taken.
     traffic: Option<Box<TrafficReport>>,
@@ -49,7 +51,7 @@ struct Applied {
 /// The events that a connection may send now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AllowedEvents {
-    /// All of them.
+    /// All events.
     All,
     /// Events of negligible cost to the state task: the budget of the connection is exceeded.
     Cheap,

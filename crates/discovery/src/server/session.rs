@@ -183,12 +183,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                         return Err(ServeError::Overload);
                     }
                 }
+                // All events are allowed again in the next iteration.
                 () = wait_until(work_again_at),
                     if self.pending_events.has_next_event(AllowedEvents::All) => {}
                 changed = responses.changed() => {
-                    let owner_response = responses.borrow_and_update().clone();
-                    match owner_response {
+                    let response = responses.borrow_and_update().clone();
+                    match response {
                         StateTaskResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
+                        // The state task dropped the sender without a goodbye.
                         _ if changed.is_err() => {
                             return Ok(ConnectionEnd::Goodbye(SESSION_ENDED_REASON.to_owned()));
                         }
@@ -229,12 +231,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.send_ping(report_interval_ms)
     }
 
+    /// Handles a message of the proxy. An error ends the connection.
     pub(super) fn handle_message(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
         match message.message {
             None => return Err(ServeError::Malformed("a message without content".into())),
             Some(from_proxy::Message::Hello(_)) => {
                 return Err(ServeError::Malformed("a second Hello".into()));
             }
+            // Any message counts as a sign of life; a ping has no other purpose.
             Some(from_proxy::Message::Ping(_)) => {}
             Some(from_proxy::Message::QueryAnswer(wire)) => self.receive_query_part(wire),
             Some(from_proxy::Message::Tapped(wire)) => self.forward_tapped(wire, Instant::now()),
@@ -430,6 +434,7 @@ impl MessageRateLimit {
     fn take_message(&mut self, now: Instant) -> bool {
         let is_permitted = self.next_at <= now;
         if is_permitted {
+            // Shortly after the start of the machine, no earlier time may exist.
             let burst_start = now.checked_sub(self.burst).unwrap_or(now);
             self.next_at = self.next_at.max(burst_start) + self.interval;
         }
@@ -463,9 +468,10 @@ async fn wait_for_taps(taps: &mut watch::Receiver<Arc<Vec<OpenTap>>>) {
     }
 }
 
-async fn wait_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
+/// Waits until a time; forever without one.
+async fn wait_until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
     }
 }

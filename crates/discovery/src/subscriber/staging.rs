@@ -18,6 +18,7 @@ use crate::resource::Resource;
 /// A decoded delta. Removals are applied before additions.
 #[derive(Debug, Default)]
 pub(super) struct DecodedDelta {
+    /// The workload configuration, if the delta contains one.
     config: Option<Arc<WorkloadConfig>>,
     /// New services and new versions of services, without endpoints.
     services: BTreeMap<ServiceName, ServiceConfig>,
@@ -38,11 +39,11 @@ impl DecodedDelta {
         let mut decoded_delta = Self::default();
         let mut rejections = Vec::new();
         for key in &delta.removed {
-            rejections.extend(decoded_delta.remove(key));
+            rejections.extend(decoded_delta.record_removal(key));
         }
         for upsert in &delta.upserts {
             match Resource::decode(upsert) {
-                Ok(resource) => decoded_delta.insert(resource),
+                Ok(resource) => decoded_delta.record_resource(resource),
                 Err(invalid) => {
                     let reason = format!("{}: {}", invalid.field, invalid.reason);
                     rejections.push(ResourceRejection::new(invalid.key, reason));
@@ -122,7 +123,7 @@ impl DecodedDelta {
     }
 
     /// Records the removal of a resource, or returns the reason that it cannot be removed.
-    fn remove(&mut self, key: &ResourceKey) -> Option<ResourceRejection> {
+    fn record_removal(&mut self, key: &ResourceKey) -> Option<ResourceRejection> {
         match key {
             ResourceKey::Workload => {
                 let reason = "the workload configuration can be replaced, not removed";
@@ -146,7 +147,7 @@ impl DecodedDelta {
     }
 
     /// Records a new or changed resource.
-    fn insert(&mut self, resource: Resource) {
+    fn record_resource(&mut self, resource: Resource) {
         match resource {
             Resource::Workload(config) => self.config = Some(Arc::from(config)),
             Resource::Service(service) => {

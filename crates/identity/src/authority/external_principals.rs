@@ -77,6 +77,7 @@ impl Authority {
         let issuers = chain.get(1..)?;
         match self.chain.is_empty() {
             true => {
+                // Only the signing root: a chain that ends at a former root must be issued again.
                 let root = self.signing_certificate.clone();
                 Roots::new(vec![root]).ok().filter(|_| issuers.is_empty())
             }

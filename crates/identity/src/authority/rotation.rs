@@ -67,11 +67,13 @@ impl Rotation {
     /// [`AuthorityError`] if there is no new root, it is not trusted, or the directory cannot be written.
     pub fn activate_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.check_stage(RotationStage::Added, "there is no new root to activate: add one first")?;
+        // An authority that cannot be opened is left unchanged.
         self.open(now)?;
         self.check_trusted(
             NEXT_KEY_FILE,
             "the new root is not trusted yet: roll back and add it again",
         )?;
+        // The signing key is copied first. After a crash, it still signs, and the step can be repeated.
         self.copy_file(KEY_FILE, PREVIOUS_KEY_FILE)?;
         self.rename_file(NEXT_KEY_FILE, KEY_FILE)
     }

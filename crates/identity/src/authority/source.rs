@@ -92,6 +92,7 @@ fn open_intermediate(
         .filter(|certificate| may_sign_certificates(certificate))
         .cloned()
         .ok_or(AuthorityError::InvalidIntermediate)?;
+    // Signed certificates are valid only while all certificates of the chain are valid.
     let mut not_before = UNIX_EPOCH;
     let mut not_after: Option<SystemTime> = None;
     for (index, der) in chain.iter().enumerate() {
@@ -296,6 +297,34 @@ mod tests {
         {
             assert_eq!(handshake_errors(client, server), (None, None));
         }
+    }
+
+    /// Adds a root to the external CA.
+    fn add_root(dir: &Path) {
+        let other = TestAuthority::new("cluster.local");
+        let path = dir.join(EXTERNAL_ROOTS_FILE);
+        let mut pem = fs::read_to_string(&path).unwrap();
+        pem.push_str(&other.authority.roots().to_pem());
+        fs::write(&path, pem).unwrap();
+    }
+
+    #[test]
+    fn the_latest_intermediate_stays_trusted_next_to_many_roots() {
+        let root_authority = TestAuthority::new("cluster.local");
+        let dirs = [(); 3].map(|()| intermediate_files(&root_authority, |_| {}));
+        // The last CA has 14 roots, which leaves room for its intermediate and for one of the two former ones.
+        for _ in 0..13 {
+            add_root(dirs[2].path());
+        }
+        let [first, second, third] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
+        let second = second.as_successor_of(&first, now());
+        let second_member = member_credential(&second, None);
+        let third = third.as_successor_of(&second, now());
+        assert_eq!(third.roots().certificates().len(), 16);
+        let third_member = member_credential(&third, None);
+        assert_eq!(handshake_errors(&second_member, &third_member), (None, None));
+        assert_eq!(handshake_errors(&third_member, &second_member), (None, None));
+        assert!(handshake_errors(&member_credential(&first, None), &third_member).1.is_some());
     }
 
     #[test]

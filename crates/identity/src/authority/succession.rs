@@ -18,7 +18,7 @@ use super::{Authority, AuthorityError, common_parameters};
 use crate::directory::create_private_directory;
 use crate::disk::{self, FileAccess};
 use crate::pem::{CERTIFICATE_LABEL, write_pem};
-use crate::roots::{Roots, is_self_issued};
+use crate::roots::{MAX_ROOTS, Roots, is_self_issued};
 use crate::verify::to_system_time;
 
 impl Authority {
@@ -31,6 +31,7 @@ impl Authority {
         if !self.is_intermediate() || !former.is_intermediate() {
             return self;
         }
+        // The latest former intermediate comes first, because the limit drops the last ones.
         let mut former_intermediates: Vec<CertificateDer<'static>> =
             vec![former.signing_certificate.clone()];
         former_intermediates.extend(former.former_intermediates.iter().cloned());
@@ -112,6 +113,12 @@ impl Authority {
         now: SystemTime,
     ) -> Self {
         let own_key = public_key(&self.signing_certificate);
+        let roots = self.roots.certificates().iter().filter(|der| is_self_issued(der));
+        let mut member_roots: Vec<CertificateDer<'static>> =
+            roots.chain([&self.signing_certificate]).cloned().collect();
+        // An external CA with many roots leaves less room. The latest intermediates have precedence.
+        let max_intermediates =
+            MAX_FORMER_INTERMEDIATES.min(MAX_ROOTS.saturating_sub(member_roots.len()));
         let mut retained_intermediates: Vec<CertificateDer<'static>> = Vec::new();
         for former in former_intermediates {
             let is_duplicate =
@@ -119,7 +126,7 @@ impl Authority {
             if !is_duplicate
                 && !is_self_issued(&former)
                 && certificate_expiry(&former) > now
-                && retained_intermediates.len() < MAX_FORMER_INTERMEDIATES
+                && retained_intermediates.len() < max_intermediates
             {
                 retained_intermediates.push(former);
             }
@@ -137,17 +144,12 @@ impl Authority {
                 retained_cross_certificates.push(cross_certificate);
             }
         }
-        self.chain.retain(|der| !self.cross_certificates.contains(der));
-        self.chain.extend(retained_cross_certificates.iter().cloned());
-        let roots = self.roots.certificates().iter().filter(|der| is_self_issued(der));
-        let member_roots = roots
-            .chain([&self.signing_certificate])
-            .chain(&retained_intermediates)
-            .cloned()
-            .collect();
-        // `Roots::new` does not fail: the list is neither empty nor longer than the maximum number of roots.
+        member_roots.extend(retained_intermediates.iter().cloned());
+        // A former intermediate that may not sign certificates is not trusted.
         if let Ok(roots) = Roots::new(member_roots) {
             self.roots = roots;
+            self.chain.retain(|der| !self.cross_certificates.contains(der));
+            self.chain.extend(retained_cross_certificates.iter().cloned());
             self.former_intermediates = retained_intermediates;
             self.cross_certificates = retained_cross_certificates;
         }

@@ -33,6 +33,7 @@ pub enum JwkSetError {
 /// A usable key of a JWK set.
 #[derive(Debug)]
 struct JwtKey {
+    /// The key id (`kid`) by which tokens select the key.
     id: Option<String>,
     /// The only permitted algorithm; any algorithm of the key type if `None`.
     algorithm: Option<String>,
@@ -123,7 +124,7 @@ impl JwtKeys {
         }
     }
 
-    /// Verifies a signature with the key of this id, or with any key if the token has no id.
+    /// Verifies a signature with the keys that have this id or no id, and with all keys if the token has no id.
     ///
     /// # Errors
     /// [`JwtError::UnsupportedAlgorithm`] if the algorithm is not supported; [`JwtError::InvalidSignature`] if no key
@@ -141,11 +142,11 @@ impl JwtKeys {
         if !is_supported {
             return Err(JwtError::UnsupportedAlgorithm);
         }
-        let has_id =
+        let may_have_id =
             |key: &&JwtKey| key_id.is_none() || key.id.is_none() || key.id.as_deref() == key_id;
-        let has_algorithm =
+        let permits_algorithm =
             |key: &&JwtKey| key.algorithm.as_deref().is_none_or(|expected| expected == algorithm);
-        let mut keys = self.0.iter().filter(has_id).filter(has_algorithm);
+        let mut keys = self.0.iter().filter(may_have_id).filter(permits_algorithm);
         match keys.any(|key| key.material.is_valid_signature(algorithm, signed, signature)) {
             true => Ok(()),
             false => Err(JwtError::InvalidSignature),

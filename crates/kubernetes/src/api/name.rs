@@ -107,7 +107,7 @@ impl TryFrom<&Name> for NamespaceName {
     }
 }
 
-/// Returns the start of an invalid name, on one line.
+/// Returns at most the first 253 bytes of an invalid name, escaped to one line.
 fn describe_invalid_name(text: &str) -> String {
     escape_text(text.get(..text.floor_char_boundary(MAX_NAME_BYTES)).unwrap_or_default())
 }
@@ -165,6 +165,7 @@ pub(super) const fn is_group(text: &[u8]) -> bool {
 
 /// Checks for letters and digits, with `-` between them, and `.` between labels.
 const fn is_name(text: &[u8], max_bytes: usize, allows_dots: bool) -> bool {
+    // The start of the text counts as a dot, so that neither `-` nor `.` can be the first byte.
     let (mut index, mut previous_byte) = (0, b'.');
     while index < text.len() {
         let byte = text[index];
@@ -179,7 +180,7 @@ const fn is_name(text: &[u8], max_bytes: usize, allows_dots: bool) -> bool {
         }
         (index, previous_byte) = (index + 1, byte);
     }
-    // Empty text still has the initial `previous_byte`, `.`.
+    // For empty text, `previous_byte` is still the initial `.`.
     text.len() <= max_bytes && previous_byte != b'.' && previous_byte != b'-'
 }
 

@@ -80,18 +80,18 @@ async fn a_change_in_one_replica_reaches_the_others() {
     first_replica.write_changes().await;
     assert!(server.stored_secret() == before, "a step may have several files");
     first_replica.write_changes().await;
-    second_replica.follow_secret(server.stored_secret().unwrap());
+    second_replica.adopt_changed_secret(server.stored_secret().unwrap());
     assert!(read_files(&second) == read_files(&first) && read_files(&first).iter().count() == 3);
     assert_eq!(server.published_roots(), read_files(&first).root_pem().unwrap());
-    // Its own change comes back after it has made the next one.
+    // The watch reports the replica's own change only after the next change is made.
     let own = server.stored_secret().unwrap();
     read_rotation(&first).activate_root(SystemTime::now()).unwrap();
     let switched = read_files(&first);
-    first_replica.follow_secret(own);
+    first_replica.adopt_changed_secret(own);
     assert!(read_files(&first) == switched);
     first_replica.write_changes().await;
     first_replica.write_changes().await;
-    second_replica.follow_secret(server.stored_secret().unwrap());
+    second_replica.adopt_changed_secret(server.stored_secret().unwrap());
     assert!(read_files(&second) == switched);
 }
 
@@ -108,7 +108,7 @@ async fn of_two_concurrent_changes_the_first_wins() {
         replica.write_changes().await;
     }
     assert!(read_files(&first) != read_files(&second));
-    second_replica.follow_secret(server.stored_secret().unwrap());
+    second_replica.adopt_changed_secret(server.stored_secret().unwrap());
     assert!(read_files(&first) == read_files(&second));
 }
 
@@ -118,10 +118,10 @@ async fn an_invalid_or_deleted_secret_leaves_the_authority_in_use() {
     let (mut first_replica, first) = create_replica(&server);
     first_replica.establish_authority().await.unwrap();
     let before = read_files(&first);
-    first_replica.follow_secret(Secret { data: None, ..server.stored_secret().unwrap() });
+    first_replica.adopt_changed_secret(Secret { data: None, ..server.stored_secret().unwrap() });
     assert!(read_files(&first) == before);
     server.delete_secret();
-    // Members have certificates of the authority, but a new control plane does not have it.
+    // Members have certificates of the authority, but the new control plane has no authority.
     let (mut new, _dir) = create_replica(&server);
     let lost = new.establish_authority().await.unwrap_err().to_string();
     assert!(lost.contains("restore the Secret"), "{lost}");

@@ -11,13 +11,14 @@ use leno_model::{
 
 use crate::well_known::CONTROL;
 
-/// A request for a certificate in a Secret.
+/// A request for a certificate of an external principal, to be stored in a Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DesiredCertificate {
+pub struct ExternalCertificateRequest {
+    /// The object that makes the request, such as an `AccessCert`.
     pub(crate) owner: OwnerObject,
-    /// The Secret, which also identifies the external principal.
+    /// The identity of the external principal, which names the Secret.
     pub(crate) id: ExternalPrincipalId,
-    /// The names of the external principal.
+    /// The DNS names of the certificate: the `subjectAltNames` of the requesting object.
     pub(crate) names: Vec<Name>,
     /// The requested lifetime; `None` for the default of the control plane.
     pub(crate) lifetime: Option<Duration>,
@@ -42,22 +43,24 @@ impl fmt::Display for OwnerObject {
     }
 }
 
-impl DesiredCertificate {
-    /// Returns the issuing namespace of the certificate: the mesh for mesh settings, otherwise the namespace of
-    /// the Secret.
-    pub(crate) fn issuing_namespace(&self) -> SubjectScope<'_> {
+impl ExternalCertificateRequest {
+    /// Returns the scope that limits the names of the certificate. An `AccessCert` may name accounts of its own
+    /// namespace only; mesh settings may name any account.
+    pub(crate) fn subject_scope(&self) -> SubjectScope<'_> {
         match self.owner.kind {
             ACCESS_CERT => SubjectScope::Namespace(&self.id.secret.namespace),
             _ => SubjectScope::Mesh,
         }
     }
 
-    /// Returns the sort key by which the oldest request wins.
+    /// Returns the sort key of the request: creation time, namespace and name of the requesting object. The request
+    /// with the smallest key wins a conflict.
     fn precedence_key(&self) -> (i64, &str, &str) {
         (self.created, &self.owner.namespace, &self.owner.name)
     }
 
-    /// Returns the path of a field in the requesting object.
+    /// Returns the path of a field in the requesting object, such as `spec.secret`. Mesh settings request the
+    /// certificate of their ingress gateway.
     pub(super) fn field_path(&self, field: &str) -> String {
         match self.owner.kind {
             ACCESS_CERT => format!("spec.{field}"),
@@ -66,24 +69,26 @@ impl DesiredCertificate {
     }
 }
 
-/// The outcome of each request, by the UID of the requesting object: the error if it has no certificate.
+/// The outcome of each request, by the UID of the requesting object: `Ok` if the Secret has a valid certificate,
+/// otherwise the error. A request without an outcome has not been attempted yet.
 pub type CertificateOutcomes = BTreeMap<String, Result<(), String>>;
 
 /// The namespaces in which a control plane may write Secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SecretPermissions {
-    /// The allowed namespaces.
+    /// The namespaces that the administrator listed at installation.
     pub namespaces: BTreeSet<Name>,
-    /// The control plane's own namespace, which is never allowed because it contains the authority.
+    /// The control plane's own namespace, which is never allowed, even if listed: it contains the authority.
     pub own_namespace: Option<Name>,
 }
 
-/// The certificates of external principals that objects request.
+/// The validated requests for certificates of external principals.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DesiredCertificates {
-    /// The certificates that should exist.
-    pub(crate) certificates: Vec<DesiredCertificate>,
-    /// The UIDs of objects with invalid or unreadable requests. Their existing Secrets stay unchanged.
+    /// The accepted requests, at most one for each Secret.
+    pub(crate) requests: Vec<ExternalCertificateRequest>,
+    /// The UIDs of objects with rejected or unreadable requests. The Secrets of their earlier requests stay
+    /// unchanged, because clients still use these certificates.
     pub(crate) unchanged: BTreeSet<String>,
 }
 
@@ -95,10 +100,11 @@ pub(crate) struct CertificateDecisions {
     pub(crate) rejected: BTreeMap<String, String>,
 }
 
-/// Validates all requests together, with the same result in every control plane: if several request the same
-/// Secret the oldest wins, and a name that several namespaces request is granted to none of them.
+/// Validates all requests together, with the same result in every control plane. If several requests name the same
+/// Secret, the oldest request is accepted. If several namespaces request the same name, all these requests are
+/// rejected.
 pub(crate) fn validate_requests(
-    mut requests: Vec<DesiredCertificate>,
+    mut requests: Vec<ExternalCertificateRequest>,
     permissions: &SecretPermissions,
     trust_domain: &TrustDomain,
 ) -> CertificateDecisions {
@@ -114,7 +120,8 @@ pub(crate) fn validate_requests(
     let requesting_namespaces = namespaces_by_name(&valid_requests, trust_domain);
     let mut owners_by_secret: BTreeMap<SecretName, String> = BTreeMap::new();
     for request in valid_requests {
-        let rejection = if decisions.desired.certificates.len() == MAX_EXTERNAL_PRINCIPALS {
+        // At the limit, new requests are rejected, because the oldest requests come first.
+        let rejection = if decisions.desired.requests.len() == MAX_EXTERNAL_PRINCIPALS {
             Some(format!("spec: the limit of {MAX_EXTERNAL_PRINCIPALS} is exceeded; remove some"))
         } else {
             secret_conflict_reason(&request, &owners_by_secret)
@@ -124,7 +131,7 @@ pub(crate) fn validate_requests(
             Some(reason) => decisions.reject(request, reason),
             None => {
                 owners_by_secret.insert(request.id.secret.clone(), request.owner.to_string());
-                decisions.desired.certificates.push(request);
+                decisions.desired.requests.push(request);
             }
         }
     }
@@ -132,15 +139,15 @@ pub(crate) fn validate_requests(
 }
 
 impl CertificateDecisions {
-    fn reject(&mut self, request: DesiredCertificate, reason: String) {
+    fn reject(&mut self, request: ExternalCertificateRequest, reason: String) {
         self.desired.unchanged.insert(request.owner.uid.clone());
         self.rejected.insert(request.owner.uid, reason);
     }
 }
 
-/// Returns the reason that a request is invalid by itself.
+/// Returns the reason that a request is invalid, regardless of other requests; `None` if it is valid.
 fn rejection_reason(
-    request: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
     permissions: &SecretPermissions,
     trust_domain: &TrustDomain,
 ) -> Option<String> {
@@ -161,7 +168,7 @@ fn rejection_reason(
         ));
     }
     request.names.iter().enumerate().find_map(|(index, name)| {
-        let reason = check_subject(name, request.issuing_namespace(), trust_domain).err()?;
+        let reason = check_subject(name, request.subject_scope(), trust_domain).err()?;
         let field = request.field_path(&format!("subjectAltNames[{index}]"));
         Some(format!("{field}: `{name}` {reason}; use a name outside the mesh"))
     })
@@ -170,7 +177,7 @@ fn rejection_reason(
 /// Returns the names outside the trust domain, each with the namespaces that request it. A name below the trust
 /// domain is the name of an account, and `check_subject` has already decided which namespace may request it.
 fn namespaces_by_name(
-    requests: &[DesiredCertificate],
+    requests: &[ExternalCertificateRequest],
     trust_domain: &TrustDomain,
 ) -> BTreeMap<Name, BTreeSet<Name>> {
     let mut requesting_namespaces: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
@@ -184,9 +191,9 @@ fn namespaces_by_name(
     requesting_namespaces
 }
 
-/// Returns the reason that a request is rejected because an older object has the Secret.
+/// Returns the reason to reject a request because an older object uses its Secret, if one does.
 fn secret_conflict_reason(
-    request: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
     owners_by_secret: &BTreeMap<SecretName, String>,
 ) -> Option<String> {
     let secret = &request.id.secret;
@@ -195,15 +202,17 @@ fn secret_conflict_reason(
     Some(format!("{field}: {older_owner} is older and uses {secret}; name another Secret"))
 }
 
-/// Returns the reason that a request is rejected because another namespace requests one of its names. If age
-/// decided, the author of an old object could edit it to claim a name and impersonate another namespace.
+/// Returns the reason to reject a request because another namespace requests one of its names, if one does. Age
+/// does not decide: the author of an old object could edit it to claim a name of another namespace.
 fn name_conflict_reason(
-    request: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
     requesting_namespaces: &BTreeMap<Name, BTreeSet<Name>>,
 ) -> Option<String> {
     request.names.iter().enumerate().find_map(|(index, name)| {
-        let conflicting_namespaces = requesting_namespaces.get(name)?.iter().filter(|namespace| **namespace != request.id.secret.namespace);
-        let other_namespaces: Vec<&str> = conflicting_namespaces.map(Name::as_str).collect();
+        let own_namespace = &request.id.secret.namespace;
+        let namespaces = requesting_namespaces.get(name)?.iter();
+        let other_namespaces: Vec<&str> =
+            namespaces.filter(|namespace| *namespace != own_namespace).map(Name::as_str).collect();
         let field = request.field_path(&format!("subjectAltNames[{index}]"));
         (!other_namespaces.is_empty()).then(|| {
             let joined_namespaces = other_namespaces.join(", ");
@@ -215,6 +224,7 @@ fn name_conflict_reason(
     })
 }
 
+/// The kind of objects that request a certificate in their own namespace.
 pub(crate) const ACCESS_CERT: &str = "AccessCert";
 /// The maximum number of requested certificates. Each causes a read of its Secret every minute.
 const MAX_EXTERNAL_PRINCIPALS: usize = 1000;
@@ -235,14 +245,14 @@ mod tests {
         }
     }
 
-    fn desired_certificate(
+    fn certificate_request(
         kind: &'static str,
         secret: &str,
         names: &[&str],
         created: i64,
-    ) -> DesiredCertificate {
+    ) -> ExternalCertificateRequest {
         let secret: SecretName = secret.parse().unwrap();
-        DesiredCertificate {
+        ExternalCertificateRequest {
             owner: OwnerObject {
                 api_version: "policy.flomesh.io/v1alpha1".to_owned(),
                 kind,
@@ -257,17 +267,17 @@ mod tests {
         }
     }
 
-    /// Returns the rejections, one per line. The other requests are granted.
-    fn list_rejections(desired: Vec<DesiredCertificate>) -> Vec<String> {
-        let decisions = validate_requests(desired.clone(), &test_permissions(), &test_domain());
-        assert_eq!(decisions.desired.certificates.len() + decisions.rejected.len(), desired.len());
+    /// Returns the reasons of the rejected requests, after a check that all other requests are accepted.
+    fn list_rejections(requests: Vec<ExternalCertificateRequest>) -> Vec<String> {
+        let decisions = validate_requests(requests.clone(), &test_permissions(), &test_domain());
+        assert_eq!(decisions.desired.requests.len() + decisions.rejected.len(), requests.len());
         decisions.rejected.into_values().collect()
     }
 
     #[test]
     fn only_listed_namespaces_get_secrets_and_never_the_namespace_of_the_authority() {
         assert_eq!(
-            list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1)]),
+            list_rejections(vec![certificate_request(ACCESS_CERT, "shop/a", &["a.example"], 1)]),
             [""; 0]
         );
         for (secret, expected) in [
@@ -275,7 +285,7 @@ mod tests {
             ("leno-system/leno-authority", "with the authority of the mesh"),
         ] {
             let rejected =
-                list_rejections(vec![desired_certificate(ACCESS_CERT, secret, &["a.example"], 1)]);
+                list_rejections(vec![certificate_request(ACCESS_CERT, secret, &["a.example"], 1)]);
             assert!(rejected[0].contains(expected), "{rejected:?}");
         }
     }
@@ -284,14 +294,14 @@ mod tests {
     fn a_namespace_may_name_its_own_accounts_and_mesh_settings_any_account() {
         let name = ["nginx.ingress.cluster.local"];
         assert_eq!(
-            list_rejections(vec![desired_certificate(ACCESS_CERT, "ingress/a", &name, 1)]),
+            list_rejections(vec![certificate_request(ACCESS_CERT, "ingress/a", &name, 1)]),
             [""; 0]
         );
         assert_eq!(
-            list_rejections(vec![desired_certificate("MeshConfig", "shop/a", &name, 1)]),
+            list_rejections(vec![certificate_request("MeshConfig", "shop/a", &name, 1)]),
             [""; 0]
         );
-        let rejected = list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &name, 1)]);
+        let rejected = list_rejections(vec![certificate_request(ACCESS_CERT, "shop/a", &name, 1)]);
         assert_eq!(
             rejected,
             [
@@ -304,19 +314,19 @@ mod tests {
     #[test]
     fn the_oldest_request_gets_the_secret_and_a_name_belongs_to_one_namespace() {
         let requests = vec![
-            desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 2),
-            desired_certificate(ACCESS_CERT, "shop/a", &["b.example"], 1),
+            certificate_request(ACCESS_CERT, "shop/a", &["a.example"], 2),
+            certificate_request(ACCESS_CERT, "shop/a", &["b.example"], 1),
         ];
         assert_eq!(
             list_rejections(requests),
             ["spec.secret: AccessCert shop/a-1 is older and uses shop/a; name another Secret"]
         );
         let requests = vec![
-            desired_certificate(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
-            desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1),
-            desired_certificate(ACCESS_CERT, "shop/c", &["c.example"], 3),
-            // Invalid requests block no others.
-            desired_certificate(ACCESS_CERT, "other/a", &["c.example"], 4),
+            certificate_request(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
+            certificate_request(ACCESS_CERT, "shop/a", &["a.example"], 1),
+            certificate_request(ACCESS_CERT, "shop/c", &["c.example"], 3),
+            // An invalid request does not conflict with valid requests.
+            certificate_request(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
         let decisions = validate_requests(requests, &test_permissions(), &test_domain());
         let unchanged: Vec<&str> = decisions.desired.unchanged.iter().map(String::as_str).collect();
@@ -326,10 +336,10 @@ mod tests {
             "spec.subjectAltNames[1]: a.example is also requested in shop, and issued to no \
              AccessCert; use another name"
         );
-        assert_eq!(decisions.desired.certificates[0].owner.uid, "u-3");
+        assert_eq!(decisions.desired.requests[0].owner.uid, "u-3");
         let same_namespace = vec![
-            desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1),
-            desired_certificate(ACCESS_CERT, "shop/b", &["a.example"], 2),
+            certificate_request(ACCESS_CERT, "shop/a", &["a.example"], 1),
+            certificate_request(ACCESS_CERT, "shop/b", &["a.example"], 2),
         ];
         assert_eq!(list_rejections(same_namespace), [""; 0]);
     }

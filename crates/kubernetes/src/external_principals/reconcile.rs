@@ -1,4 +1,4 @@
-//! Reconciles the Secrets of external principals, in the leading control plane.
+//! Creates, renews and deletes the Secrets of external principals, in the leading control plane.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use leno_telemetry::with_causes;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::desired::{CertificateOutcomes, DesiredCertificate, DesiredCertificates};
+use super::desired::{CertificateOutcomes, DesiredCertificates, ExternalCertificateRequest};
 use super::secret::{
     IssuanceParameters, SecretState, check_secret, is_owned_by_request, issue_into_secret,
 };
@@ -23,7 +23,8 @@ use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 /// is the leader. Renews the certificate well before it expires, and immediately when the authority changes.
 /// Deletes the Secret when no object requests it any more. Publishes the outcomes. Never returns.
 ///
-/// Secrets are not watched: each is read by its name, and only its metadata while it is unchanged.
+/// Secrets are not watched, because that requires permission to list all Secrets of a namespace. Each is read by
+/// its name, and only its metadata while it is unchanged.
 pub async fn reconcile_external_principals(
     client: Client,
     lifetime: Duration,
@@ -40,22 +41,23 @@ struct CertificateReconciler {
     client: Client,
     /// The default lifetime of certificates.
     lifetime: Duration,
+    /// The requested Secrets, and the Secrets to delete.
     secrets: BTreeMap<SecretName, SecretReconciliation>,
     outcomes: watch::Sender<Arc<CertificateOutcomes>>,
 }
 
 /// The state of a Secret that is or was requested.
 struct SecretReconciliation {
-    desired: DesiredCertificate,
-    /// True if an object still requests the Secret.
+    /// The latest request for the Secret.
+    request: ExternalCertificateRequest,
+    /// True if an object still requests the Secret; false if the Secret must be deleted.
     is_requested: bool,
-    /// The Secret at the last check, if it was valid.
+    /// The Secret at the last check; `None` if that check failed, or before the first one.
     valid_secret: Option<ValidSecret>,
-    /// The renewal time of the last valid certificate.
+    /// The renewal time of the last valid certificate, which is kept when a check fails; `None` if none is known.
     renewal_time: Option<SystemTime>,
-    /// The time of the next check.
     next_check: Instant,
-    /// The number of consecutive failures.
+    /// The number of consecutive failed checks.
     failure_count: u32,
     /// The published outcome; `None` while it is unknown.
     outcome: Option<Result<(), String>>,
@@ -63,9 +65,9 @@ struct SecretReconciliation {
 
 /// A Secret with a valid certificate, as last read or written.
 struct ValidSecret {
-    /// The resource version at the last read or write.
     resource_version: Option<String>,
     renewal_time: SystemTime,
+    /// The CA generation for which the certificate was checked.
     ca_generation: u64,
 }
 
@@ -78,7 +80,8 @@ enum ReconcileError {
 }
 
 impl CertificateReconciler {
-    /// Reconciles the due Secrets after each change and periodically, while this control plane is the leader.
+    /// Reconciles the due Secrets after each change and every [`DUE_CHECK_INTERVAL`], while this control plane is
+    /// the leader.
     async fn run(
         mut self,
         mut authority: watch::Receiver<Arc<Authority>>,
@@ -94,7 +97,7 @@ impl CertificateReconciler {
                 Ok(()) = is_leader.changed() => {}
                 _ = ticks.tick() => {}
             }
-            self.update_desired(&desired.borrow_and_update().clone());
+            self.update_requests(&desired.borrow_and_update().clone());
             if !*is_leader.borrow_and_update() {
                 self.reset_state();
                 self.publish_outcomes();
@@ -102,6 +105,7 @@ impl CertificateReconciler {
             }
             let current_authority = Arc::clone(&authority.borrow_and_update());
             for name in self.due_secrets(&current_authority) {
+                // The requests to the API server take time, in which the leadership may end.
                 if !*is_leader.borrow() {
                     break;
                 }
@@ -111,41 +115,44 @@ impl CertificateReconciler {
         }
     }
 
-    /// Updates the desired state. A Secret that is no longer requested is scheduled for deletion, unless its
-    /// object now has an invalid request.
-    fn update_desired(&mut self, desired: &DesiredCertificates) {
+    /// Adopts the latest requests. A Secret that is no longer requested is scheduled for deletion, unless its object
+    /// now has an invalid request.
+    fn update_requests(&mut self, desired: &DesiredCertificates) {
         for state in self.secrets.values_mut() {
             state.is_requested = false;
         }
-        for certificate in &desired.certificates {
-            let existing = self.secrets.get_mut(&certificate.id.secret);
-            match existing.filter(|existing| existing.desired == *certificate) {
+        for request in &desired.requests {
+            let existing = self.secrets.get_mut(&request.id.secret);
+            match existing.filter(|existing| existing.request == *request) {
                 Some(existing) => existing.is_requested = true,
+                // A changed request starts without results, so its Secret is compared with the request again.
                 None => {
-                    let new_state = SecretReconciliation::new(certificate.clone());
-                    self.secrets.insert(certificate.id.secret.clone(), new_state);
+                    let new_state = SecretReconciliation::new(request.clone());
+                    self.secrets.insert(request.id.secret.clone(), new_state);
                 }
             }
         }
+        // A forgotten Secret is neither renewed nor deleted.
         self.secrets.retain(|_, state| {
-            state.is_requested || !desired.unchanged.contains(&state.desired.owner.uid)
+            state.is_requested || !desired.unchanged.contains(&state.request.owner.uid)
         });
         for state in
             self.secrets.values_mut().filter(|state| !state.is_requested && state.outcome.is_some())
         {
-            // Check immediately.
+            // Delete it immediately. Without an outcome, later updates do not reset the retries of the deletion.
             (state.outcome, state.next_check, state.failure_count) = (None, Instant::now(), 0);
         }
     }
 
-    /// Resets the state of all Secrets: another control plane is the leader and may change them.
+    /// Forgets the results of all checks: another control plane is the leader and may change the Secrets.
     fn reset_state(&mut self) {
         self.secrets.retain(|_, state| state.is_requested);
         for state in self.secrets.values_mut() {
-            *state = SecretReconciliation::new(state.desired.clone());
+            *state = SecretReconciliation::new(state.request.clone());
         }
     }
 
+    /// Returns the Secrets to reconcile now: their next check is due, or the authority has changed.
     fn due_secrets(&self, authority: &Authority) -> Vec<SecretName> {
         let (now, ca_generation) = (Instant::now(), authority.ca_generation());
         let is_due = |state: &SecretReconciliation| {
@@ -166,18 +173,19 @@ impl CertificateReconciler {
             IssuanceParameters { authority, lifetime: self.lifetime, now: SystemTime::now() };
         let namespace = match NamespaceName::try_from(&name.namespace) {
             Ok(namespace) => namespace,
+            // The names of namespaces may contain dots in the mesh, but not in Kubernetes.
             Err(error) => {
-                return self.schedule_retry(name, ReconcileError::Permanent(error.to_string()));
+                return self.record_failure(name, ReconcileError::Permanent(error.to_string()));
             }
         };
         let api: ObjectApi<Secret> = ObjectApi::for_namespace(self.client.clone(), &namespace);
         let timeout_error =
             || ReconcileError::Transient("the API server did not respond in time".to_owned());
         if !state.is_requested {
-            let deletion = timeout(SECRET_TIMEOUT, delete_secret(&api, &state.desired)).await;
+            let deletion = timeout(SECRET_TIMEOUT, delete_secret(&api, &state.request)).await;
             match deletion.unwrap_or_else(|_| Err(timeout_error())) {
                 Ok(()) => drop(self.secrets.remove(name)),
-                Err(error) => self.schedule_retry(name, error),
+                Err(error) => self.record_failure(name, error),
             }
             return;
         }
@@ -192,14 +200,15 @@ impl CertificateReconciler {
                 (state.valid_secret, state.failure_count, state.outcome) =
                     (Some(valid_secret), 0, Some(Ok(())));
             }
-            Err(error) => self.schedule_retry(name, error),
+            Err(error) => self.record_failure(name, error),
         }
     }
 
-    /// Schedules a retry with exponential backoff. A transient error is published only if it persists and the
-    /// last valid certificate is due for renewal.
-    fn schedule_retry(&mut self, name: &SecretName, error: ReconcileError) {
+    /// Records a failed check: schedules a retry with exponential backoff, and logs the error. A transient error is
+    /// published only if it persists and the last valid certificate is due for renewal.
+    fn record_failure(&mut self, name: &SecretName, error: ReconcileError) {
         let Some(state) = self.secrets.get_mut(name) else { return };
+        // Six doublings reach MAX_RETRY_DELAY; more could overflow the shift.
         state.next_check = Instant::now()
             + MIN_RETRY_DELAY.saturating_mul(1 << state.failure_count.min(6)).min(MAX_RETRY_DELAY);
         state.failure_count = state.failure_count.saturating_add(1);
@@ -214,11 +223,13 @@ impl CertificateReconciler {
                 (reason, is_due && state.failure_count > MAX_TRANSIENT_FAILURES)
             }
         };
-        let outcome = Err(format!("{}: {reason}", state.desired.field_path("secret")));
+        let outcome = Err(format!("{}: {reason}", state.request.field_path("secret")));
+        // An error that is already published is not logged again.
         if state.outcome.as_ref() == Some(&outcome) {
             return;
         }
-        tracing::warn!(secret = %name, owner = %state.desired.owner, reason, "certificate Secret not reconciled");
+        tracing::warn!(secret = %name, owner = %state.request.owner, reason, "certificate Secret not reconciled");
+        // A Secret to delete has no outcome, because no object has a request for it.
         if state.is_requested && is_reported {
             state.outcome = Some(outcome);
         }
@@ -227,7 +238,7 @@ impl CertificateReconciler {
     fn publish_outcomes(&self) {
         let known_outcomes =
             self.secrets.values().filter(|state| state.is_requested).filter_map(|state| {
-                Some((state.desired.owner.uid.clone(), state.outcome.clone()?))
+                Some((state.request.owner.uid.clone(), state.outcome.clone()?))
             });
         let outcomes: CertificateOutcomes = known_outcomes.collect();
         self.outcomes.send_if_modified(|published| {
@@ -241,10 +252,10 @@ impl CertificateReconciler {
 }
 
 impl SecretReconciliation {
-    fn new(desired: DesiredCertificate) -> Self {
+    fn new(request: ExternalCertificateRequest) -> Self {
         let next_check = Instant::now();
         Self {
-            desired,
+            request,
             is_requested: true,
             valid_secret: None,
             renewal_time: None,
@@ -264,14 +275,15 @@ impl SecretReconciliation {
     }
 }
 
-/// Checks a Secret, and creates or updates it if necessary.
+/// Checks a Secret, and creates or updates it if necessary. Returns the valid Secret.
 async fn reconcile_secret(
     api: &ObjectApi<Secret>,
     state: &SecretReconciliation,
     issuance: IssuanceParameters<'_>,
 ) -> Result<ValidSecret, ReconcileError> {
-    let (desired, name) = (&state.desired, ObjectName::from(&state.desired.id.secret.name));
+    let (request, name) = (&state.request, ObjectName::from(&state.request.id.secret.name));
     let ca_generation = issuance.authority.ca_generation();
+    // While the certificate is current, an unchanged resource version is sufficient.
     if let Some(valid_secret) = &state.valid_secret
         && valid_secret.ca_generation == ca_generation
         && valid_secret.renewal_time > issuance.now
@@ -284,39 +296,39 @@ async fn reconcile_secret(
     }
     let existing_secret = api.get_opt(&name).await.map_err(|error| classify_error(&error))?;
     if let Some(secret) = &existing_secret {
-        match check_secret(secret, desired, issuance) {
+        match check_secret(secret, request, issuance) {
             SecretState::Valid(renewal_time) => {
                 let resource_version = secret.metadata.resource_version.clone();
                 return Ok(ValidSecret { resource_version, renewal_time, ca_generation });
             }
             SecretState::OtherOwner => {
-                return Err(ReconcileError::Permanent(describe_other_owner(desired)));
+                return Err(ReconcileError::Permanent(describe_other_owner(request)));
             }
             SecretState::RenewalDue => {}
         }
     }
     let is_new = existing_secret.is_none();
-    let secret = issue_into_secret(existing_secret, desired, issuance)
+    let secret = issue_into_secret(existing_secret, request, issuance)
         .map_err(|error| ReconcileError::Permanent(with_causes(&error)))?;
-    // Only the version that was read is replaced.
+    // A replacement contains the resource version that was read: concurrent changes are not overwritten.
     let parameters = PostParams::default();
     let write_result = match is_new {
         true => api.create(&parameters, &secret).await,
         false => api.replace(&name, &parameters, &secret).await,
     };
     let written_secret = write_result.map_err(|error| match error.status_code() {
-        // Another client deleted it meanwhile.
+        // Another client deleted the Secret after it was read. The retry creates it.
         Some(NOT_FOUND) if !is_new => ReconcileError::Transient(error.to_string()),
         _ => classify_error(&error),
     })?;
-    tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "certificate issued for an external principal");
-    match check_secret(&written_secret, desired, issuance) {
+    tracing::info!(secret = %request.id.secret, owner = %request.owner, "certificate issued for an external principal");
+    match check_secret(&written_secret, request, issuance) {
         SecretState::Valid(renewal_time) => Ok(ValidSecret {
             resource_version: written_secret.metadata.resource_version,
             renewal_time,
             ca_generation,
         }),
-        // An admission controller changed the object.
+        // An admission webhook changed the object.
         SecretState::RenewalDue | SecretState::OtherOwner => Err(ReconcileError::Permanent(
             "the API server stored a different object; check admission webhooks that change \
              Secrets"
@@ -325,14 +337,15 @@ async fn reconcile_secret(
     }
 }
 
-/// Deletes a Secret that was created for this request, in the version that was read.
+/// Deletes the Secret of a request if it was created for this request. The deletion fails if another client changes
+/// the Secret in the meantime.
 async fn delete_secret(
     api: &ObjectApi<Secret>,
-    desired: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
 ) -> Result<(), ReconcileError> {
-    let name = ObjectName::from(&desired.id.secret.name);
+    let name = ObjectName::from(&request.id.secret.name);
     let object = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
-    let Some(object) = object.filter(|object| is_owned_by_request(&object.metadata, desired))
+    let Some(object) = object.filter(|object| is_owned_by_request(&object.metadata, request))
     else {
         return Ok(());
     };
@@ -343,7 +356,7 @@ async fn delete_secret(
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match api.delete(&name, &parameters).await {
         Ok(()) => {
-            tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "external principal removed; deleting its Secret");
+            tracing::info!(secret = %request.id.secret, owner = %request.owner, "external principal removed; deleting its Secret");
             Ok(())
         }
         Err(error) if error.status_code() == Some(NOT_FOUND) => Ok(()),
@@ -351,11 +364,11 @@ async fn delete_secret(
     }
 }
 
-/// Classifies an error: a rejection by the API server is permanent, a transport error may be transient.
+/// Classifies an error. A rejection by the API server is permanent, but a transport error may be transient.
 fn classify_error(error: &ApiError) -> ReconcileError {
     let message = error.to_string();
     match error.status_code() {
-        Some(code) if TRANSIENT_STATUS_CODES.contains(&code) || code >= SERVER_ERROR => {
+        Some(code) if TRANSIENT_STATUS_CODES.contains(&code) || code >= MIN_SERVER_ERROR => {
             ReconcileError::Transient(message)
         }
         Some(_) => ReconcileError::Permanent(message),
@@ -363,8 +376,8 @@ fn classify_error(error: &ApiError) -> ReconcileError {
     }
 }
 
-fn describe_other_owner(desired: &DesiredCertificate) -> String {
-    let (secret, owner) = (&desired.id.secret, &desired.owner);
+fn describe_other_owner(request: &ExternalCertificateRequest) -> String {
+    let (secret, owner) = (&request.id.secret, &request.owner);
     format!(
         "{secret} exists and was not created for the {owner}; delete that Secret, or name another"
     )
@@ -374,12 +387,12 @@ const NOT_FOUND: u16 = 404;
 /// The status codes of transient errors: an expired token, a timeout, a conflict, and too many requests.
 const TRANSIENT_STATUS_CODES: [u16; 4] = [401, 408, 409, 429];
 /// The lowest status code of server errors, which are transient.
-const SERVER_ERROR: u16 = 500;
+const MIN_SERVER_ERROR: u16 = 500;
 /// The number of consecutive transient failures that are not published.
 const MAX_TRANSIENT_FAILURES: u32 = 2;
-/// The interval between checks for due work.
+/// The interval between searches for Secrets that are due for a check.
 const DUE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// The interval between checks of the metadata of each Secret.
+/// The maximum interval between checks of a Secret, after which a deleted or changed Secret is issued again.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// The timeout for all API requests about one Secret.
 const SECRET_TIMEOUT: Duration = Duration::from_secs(15);

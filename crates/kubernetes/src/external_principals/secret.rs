@@ -11,17 +11,17 @@ use leno_identity::{
     Authority, AuthorityError, ExternalCertificate, ExternalSubject, StoredCertificate,
 };
 
-use super::desired::DesiredCertificate;
+use super::desired::ExternalCertificateRequest;
 use crate::well_known::ACCESS_CERT_KEY;
 
 /// The state of a Secret, compared with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SecretState {
-    /// Another client created the Secret, or it was created for another object.
+    /// Another client created the Secret, it was created for another object, or it has another type.
     OtherOwner,
-    /// Its certificate has to be issued again.
+    /// Its certificate is due for renewal, or does not match the request or the authority.
     RenewalDue,
-    /// Its certificate is valid, and must be renewed at this time.
+    /// Its certificate is valid, and is due for renewal at this time.
     Valid(SystemTime),
 }
 
@@ -34,17 +34,19 @@ pub(super) struct IssuanceParameters<'a> {
     pub(super) now: SystemTime,
 }
 
-/// Compares an existing Secret with a request.
+/// Compares an existing Secret with a request, and determines whether its certificate can stay.
 pub(super) fn check_secret(
     secret: &Secret,
-    desired: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
     issuance: IssuanceParameters<'_>,
 ) -> SecretState {
-    if !is_owned_by_request(&secret.metadata, desired)
+    if !is_owned_by_request(&secret.metadata, request)
+        // The type of a Secret is immutable, so another type cannot be corrected.
         || secret.type_.as_deref() != Some(TLS_SECRET_TYPE)
     {
         return SecretState::OtherOwner;
     }
+    // A missing entry is read as empty text, with which the certificate is not valid.
     let read_entry = |key: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(key));
         bytes.and_then(|bytes| str::from_utf8(&bytes.0).ok()).unwrap_or_default()
@@ -56,67 +58,69 @@ pub(super) fn check_secret(
     };
     let renewal_time = stored_certificate.renewal_time(
         issuance.authority,
-        certificate_subject(desired),
-        certificate_lifetime(desired, issuance),
+        certificate_subject(request),
+        certificate_lifetime(request, issuance),
     );
-    // The owner may be an earlier object of the same name. The current object must own the Secret for garbage
-    // collection.
-    let is_owned = !can_own_secret(desired)
-        || find_owner_reference(&secret.metadata, desired)
-            .is_some_and(|reference| reference.uid == desired.owner.uid);
-    match renewal_time.filter(|renewal_time| *renewal_time > issuance.now && is_owned) {
+    // The owner reference may have the UID of an earlier object of the same name. The Secret is then written
+    // again with the current UID, or garbage collection would delete it.
+    let has_current_owner = !can_own_secret(request)
+        || find_owner_reference(&secret.metadata, request)
+            .is_some_and(|reference| reference.uid == request.owner.uid);
+    match renewal_time.filter(|renewal_time| *renewal_time > issuance.now && has_current_owner) {
         Some(renewal_time) => SecretState::Valid(renewal_time),
         None => SecretState::RenewalDue,
     }
 }
 
 /// Returns true if a Secret was created for this request, or for an earlier object of its kind and name.
-pub(super) fn is_owned_by_request(meta: &ObjectMeta, desired: &DesiredCertificate) -> bool {
+pub(super) fn is_owned_by_request(meta: &ObjectMeta, request: &ExternalCertificateRequest) -> bool {
     let annotation =
         meta.annotations.as_ref().and_then(|annotations| annotations.get(ACCESS_CERT_KEY));
     let has_annotation =
-        annotation.is_some_and(|annotation| *annotation == desired.owner.to_string());
+        annotation.is_some_and(|annotation| *annotation == request.owner.to_string());
     let has_label = meta.labels.as_ref().is_some_and(|labels| labels.contains_key(ACCESS_CERT_KEY));
     has_annotation
         && has_label
-        && (!can_own_secret(desired) || find_owner_reference(meta, desired).is_some())
+        && (!can_own_secret(request) || find_owner_reference(meta, request).is_some())
 }
 
-/// Fills a Secret with a new certificate, and keeps the metadata of other writers.
+/// Issues a new certificate into the existing Secret or a new one. Metadata of other clients is kept; the entries
+/// are replaced.
 ///
 /// # Errors
 /// The errors of [`ExternalCertificate::issue`].
 pub(super) fn issue_into_secret(
     existing: Option<Secret>,
-    desired: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
     issuance: IssuanceParameters<'_>,
 ) -> Result<Secret, AuthorityError> {
-    let lifetime = certificate_lifetime(desired, issuance);
+    let lifetime = certificate_lifetime(request, issuance);
     let certificate = ExternalCertificate::issue(
         issuance.authority,
-        certificate_subject(desired),
+        certificate_subject(request),
         lifetime,
         issuance.now,
     )?;
     let mut secret = existing.unwrap_or_default();
     let meta = &mut secret.metadata;
-    meta.name = Some(desired.id.secret.name.to_string());
-    meta.namespace = Some(desired.id.secret.namespace.to_string());
+    meta.name = Some(request.id.secret.name.to_string());
+    meta.namespace = Some(request.id.secret.namespace.to_string());
     let labels = meta.labels.get_or_insert_default();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
-    labels.insert(ACCESS_CERT_KEY.to_owned(), desired.owner.kind.to_owned());
+    labels.insert(ACCESS_CERT_KEY.to_owned(), request.owner.kind.to_owned());
     let annotations = meta.annotations.get_or_insert_default();
-    annotations.insert(ACCESS_CERT_KEY.to_owned(), desired.owner.to_string());
-    if can_own_secret(desired) {
+    annotations.insert(ACCESS_CERT_KEY.to_owned(), request.owner.to_string());
+    if can_own_secret(request) {
         let owners = meta.owner_references.get_or_insert_default();
+        // Removes the reference to this object or to an earlier object of its name.
         owners.retain(|reference| {
-            (reference.kind.as_str(), &reference.name) != (desired.owner.kind, &desired.owner.name)
+            (reference.kind.as_str(), &reference.name) != (request.owner.kind, &request.owner.name)
         });
         owners.push(OwnerReference {
-            api_version: desired.owner.api_version.clone(),
-            kind: desired.owner.kind.to_owned(),
-            name: desired.owner.name.clone(),
-            uid: desired.owner.uid.clone(),
+            api_version: request.owner.api_version.clone(),
+            kind: request.owner.kind.to_owned(),
+            name: request.owner.name.clone(),
+            uid: request.owner.uid.clone(),
             controller: Some(true),
             block_owner_deletion: None,
         });
@@ -132,35 +136,36 @@ pub(super) fn issue_into_secret(
     Ok(secret)
 }
 
-/// Returns true if the requesting object may own the Secret: owners must be in the same namespace.
-fn can_own_secret(desired: &DesiredCertificate) -> bool {
-    desired.owner.namespace == desired.id.secret.namespace.as_str()
+/// Returns true if the requesting object can be the owner of the Secret: Kubernetes requires that both have the
+/// same namespace.
+fn can_own_secret(request: &ExternalCertificateRequest) -> bool {
+    request.owner.namespace == request.id.secret.namespace.as_str()
 }
 
 /// Returns the owner reference to the requesting object, or to an earlier object of its kind and name.
 fn find_owner_reference<'a>(
     meta: &'a ObjectMeta,
-    desired: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
 ) -> Option<&'a OwnerReference> {
     let mut owners = meta.owner_references.iter().flatten();
     owners.find(|reference| {
-        (reference.kind.as_str(), &reference.name) == (desired.owner.kind, &desired.owner.name)
+        (reference.kind.as_str(), &reference.name) == (request.owner.kind, &request.owner.name)
     })
 }
 
-fn certificate_subject(desired: &DesiredCertificate) -> ExternalSubject<'_> {
+fn certificate_subject(request: &ExternalCertificateRequest) -> ExternalSubject<'_> {
     ExternalSubject {
-        id: &desired.id,
-        names: &desired.names,
-        issuing_scope: desired.issuing_namespace(),
+        id: &request.id,
+        names: &request.names,
+        issuing_scope: request.subject_scope(),
     }
 }
 
 fn certificate_lifetime(
-    desired: &DesiredCertificate,
+    request: &ExternalCertificateRequest,
     issuance: IssuanceParameters<'_>,
 ) -> Duration {
-    desired.lifetime.unwrap_or(issuance.lifetime)
+    request.lifetime.unwrap_or(issuance.lifetime)
 }
 
 /// The type of Secrets with a key, a chain and optionally roots. Ingress controllers read no other type.
@@ -184,7 +189,7 @@ mod tests {
         authority: Authority,
     }
 
-    fn test_setup() -> AuthorityFixture {
+    fn create_fixture() -> AuthorityFixture {
         let dir = tempfile::tempdir().unwrap();
         let source = AuthoritySource::BuiltIn(dir.path().join("authority"));
         let domain = TrustDomain::new("cluster.local").unwrap();
@@ -198,8 +203,8 @@ mod tests {
         }
     }
 
-    fn desired_certificate(kind: &'static str, namespace: &str) -> DesiredCertificate {
-        DesiredCertificate {
+    fn certificate_request(kind: &'static str, namespace: &str) -> ExternalCertificateRequest {
+        ExternalCertificateRequest {
             owner: OwnerObject {
                 api_version: "policy.flomesh.io/v1alpha1".to_owned(),
                 kind,
@@ -219,43 +224,43 @@ mod tests {
 
     #[test]
     fn a_secret_has_the_form_of_ingress_controllers_and_is_owned_by_its_object() {
-        let (setup, now) = (test_setup(), SystemTime::now());
-        let desired = desired_certificate(ACCESS_CERT, "shop");
-        let secret = issue_into_secret(None, &desired, setup.issuance_at(now)).unwrap();
+        let (fixture, now) = (create_fixture(), SystemTime::now());
+        let request = certificate_request(ACCESS_CERT, "shop");
+        let secret = issue_into_secret(None, &request, fixture.issuance_at(now)).unwrap();
         assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
         let keys: Vec<&str> = secret.data.iter().flatten().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["ca.crt", "tls.crt", "tls.key"]);
         let owner = &secret.metadata.owner_references.as_ref().unwrap()[0];
         assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("AccessCert", "u-1"));
         assert!(matches!(
-            check_secret(&secret, &desired, setup.issuance_at(now)),
+            check_secret(&secret, &request, fixture.issuance_at(now)),
             SecretState::Valid(_)
         ));
-        // Well before its end.
+        // The renewal is due well before the certificate expires.
         let later = now + DAY.mul_f64(0.7);
         assert_eq!(
-            check_secret(&secret, &desired, setup.issuance_at(later)),
+            check_secret(&secret, &request, fixture.issuance_at(later)),
             SecretState::RenewalDue
         );
-        let other = test_setup();
+        let other = create_fixture();
         assert_eq!(
-            check_secret(&secret, &desired, other.issuance_at(now)),
+            check_secret(&secret, &request, other.issuance_at(now)),
             SecretState::RenewalDue,
             "another signer"
         );
-        let mut renamed = desired.clone();
+        let mut renamed = request.clone();
         renamed.names = vec![Name::new("other.corp.example").unwrap()];
         assert_eq!(
-            check_secret(&secret, &renamed, setup.issuance_at(now)),
+            check_secret(&secret, &renamed, fixture.issuance_at(now)),
             SecretState::RenewalDue
         );
     }
 
     #[test]
     fn a_secret_that_was_not_created_for_the_request_is_foreign() {
-        let (setup, now) = (test_setup(), SystemTime::now());
-        let desired = desired_certificate(ACCESS_CERT, "shop");
-        let own_secret = issue_into_secret(None, &desired, setup.issuance_at(now)).unwrap();
+        let (fixture, now) = (create_fixture(), SystemTime::now());
+        let request = certificate_request(ACCESS_CERT, "shop");
+        let own_secret = issue_into_secret(None, &request, fixture.issuance_at(now)).unwrap();
         let changes: [fn(&mut Secret); 6] = [
             |secret| secret.metadata.annotations = None,
             |secret| secret.metadata.labels = None,
@@ -273,43 +278,44 @@ mod tests {
             let mut secret = own_secret.clone();
             change(&mut secret);
             assert_eq!(
-                check_secret(&secret, &desired, setup.issuance_at(now)),
+                check_secret(&secret, &request, fixture.issuance_at(now)),
                 SecretState::OtherOwner
             );
         }
         // A recreated object of the same name takes the Secret over.
-        let mut recreated = desired.clone();
+        let mut recreated = request.clone();
         recreated.owner.uid = "u-2".to_owned();
         assert_eq!(
-            check_secret(&own_secret, &recreated, setup.issuance_at(now)),
+            check_secret(&own_secret, &recreated, fixture.issuance_at(now)),
             SecretState::RenewalDue
         );
         let taken_over =
-            issue_into_secret(Some(own_secret), &recreated, setup.issuance_at(now)).unwrap();
+            issue_into_secret(Some(own_secret), &recreated, fixture.issuance_at(now)).unwrap();
         assert_eq!(taken_over.metadata.owner_references.as_ref().unwrap().len(), 1);
         assert!(matches!(
-            check_secret(&taken_over, &recreated, setup.issuance_at(now)),
+            check_secret(&taken_over, &recreated, fixture.issuance_at(now)),
             SecretState::Valid(_)
         ));
     }
 
     #[test]
     fn labels_of_other_writers_are_kept_and_settings_of_another_namespace_own_nothing() {
-        let (setup, now) = (test_setup(), SystemTime::now());
-        let desired = desired_certificate("MeshConfig", "osm-system");
-        let mut secret = issue_into_secret(None, &desired, setup.issuance_at(now)).unwrap();
+        let (fixture, now) = (create_fixture(), SystemTime::now());
+        let request = certificate_request("MeshConfig", "osm-system");
+        let mut secret = issue_into_secret(None, &request, fixture.issuance_at(now)).unwrap();
         assert_eq!(secret.metadata.owner_references, None);
         assert!(matches!(
-            check_secret(&secret, &desired, setup.issuance_at(now)),
+            check_secret(&secret, &request, fixture.issuance_at(now)),
             SecretState::Valid(_)
         ));
         let labels = secret.metadata.labels.as_mut().unwrap();
         labels.insert("team".to_owned(), "edge".to_owned());
         let hour = Duration::from_secs(3600);
-        let brief = DesiredCertificate { lifetime: Some(hour), ..desired };
-        let again = issue_into_secret(Some(secret), &brief, setup.issuance_at(now)).unwrap();
+        let brief = ExternalCertificateRequest { lifetime: Some(hour), ..request };
+        let again = issue_into_secret(Some(secret), &brief, fixture.issuance_at(now)).unwrap();
         assert_eq!(again.metadata.labels.as_ref().unwrap()["team"], "edge");
-        let SecretState::Valid(renewal_time) = check_secret(&again, &brief, setup.issuance_at(now))
+        let SecretState::Valid(renewal_time) =
+            check_secret(&again, &brief, fixture.issuance_at(now))
         else {
             panic!()
         };

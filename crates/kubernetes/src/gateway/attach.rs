@@ -30,7 +30,7 @@ pub(super) fn parent_gateway(route: &RouteId, parent: &Value) -> ObjectId {
     }
 }
 
-/// Selects the listeners of a gateway that accept a route: at least one, or the reason that none does.
+/// Selects the listeners of a gateway that accept a route. Returns at least one, or the reason that none accepts it.
 pub(super) fn attach_route(
     inputs: &GatewayInputs,
     route: &RouteId,
@@ -82,8 +82,8 @@ pub(super) fn attach_route(
     Ok(attachments)
 }
 
-/// Intersects the host names of a route with that of a listener. A route without host names matches all of the
-/// listener's.
+/// Intersects the host names of a route with the host name of a listener. A route without host names matches all
+/// host names of the listener.
 fn intersect_hostnames(
     hostnames: &[HostPattern],
     listener_hostname: Option<&HostPattern>,
@@ -113,10 +113,12 @@ fn allows_namespace(
         "Selector" => {
             let selector = allowed_namespaces.selector.clone().map(Selector::try_from);
             let labels = inputs.namespaces.get(route_namespace);
+            // An invalid selector allows no namespace.
             selector.is_some_and(|selector| {
                 selector.is_ok_and(|selector| labels.is_some_and(|labels| selector.matches(labels)))
             })
         }
+        // `None`, and values of later versions of the API.
         _ => false,
     }
 }

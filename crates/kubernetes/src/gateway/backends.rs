@@ -7,8 +7,8 @@ use super::inputs::{GatewayInputs, RouteId, ValidRoute};
 use super::listener::ConditionReason;
 use crate::source::ObjectId;
 
-/// The rules of a route, reduced to the backends that exist and may be used. Each rule carries the total weight
-/// of its removed backends.
+/// The rules of a route, reduced to the backends that exist and may be used. Each rule retains the total weight of
+/// its removed backends: requests with this share fail, and do not move to the other backends (Gateway API).
 pub(super) struct ResolvedRouteRules {
     pub(super) rules: GatewayRules,
     /// The reason that the first unusable backend is not resolved; `None` if all backends are resolved.
@@ -61,9 +61,11 @@ pub(super) fn resolve_backends(
                 let removed_weight =
                     retain_available(&mut rule.backends).saturating_add(unsupported_weight(index));
                 rule.actions.ungranted_weight = removed_weight;
+                // Requests are served even if they are not mirrored, so removed mirrors have no weight.
                 retain_available(&mut rule.actions.mirrors);
             }
         }
+        // Routes of connections and TLS sessions have one rule, with index 0.
         GatewayRules::Connections(rule) => {
             rule.ungranted_weight =
                 retain_available(&mut rule.backends).saturating_add(unsupported_weight(0));

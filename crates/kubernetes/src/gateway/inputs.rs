@@ -35,7 +35,8 @@ pub(crate) struct GatewayInputs {
     pub(crate) gateway_services: BTreeMap<ObjectId, GatewayService>,
 }
 
-/// The input that one object contributes.
+/// The input that one object contributes. `Deployment` is true if at least one of its pods is available; `Pod` has
+/// the addresses of the pod.
 pub(crate) enum GatewayInput {
     Class(ObservedGatewayClass),
     Gateway(Box<ObservedGateway>),
@@ -61,6 +62,7 @@ pub(crate) struct RouteId {
 pub(crate) struct ObservedGatewayClass {
     /// True if the class has a `parametersRef`, which is not supported.
     pub(crate) has_parameters: bool,
+    /// The value of the annotation [`SERVICE_TYPE`](crate::well_known::SERVICE_TYPE), not validated.
     pub(crate) service_type: Option<String>,
     pub(crate) generation: i64,
 }
@@ -73,6 +75,7 @@ pub(crate) struct ObservedGateway {
     pub(crate) generation: i64,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
+    /// The value of the annotation [`SERVICE_TYPE`](crate::well_known::SERVICE_TYPE), not validated.
     pub(crate) service_type: Option<String>,
     pub(crate) spec: GatewaySpec,
 }
@@ -121,7 +124,7 @@ pub(crate) struct GatewayAddress {
     pub(crate) value: String,
 }
 
-/// One listener, as written.
+/// A listener in the spec of a Gateway, not validated.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ListenerSpec {
@@ -214,7 +217,7 @@ pub(crate) struct ObservedRoute {
 pub(crate) struct ValidRoute {
     pub(crate) parents: Vec<Value>,
     pub(crate) route: GatewayRoute,
-    /// References to backends that are not Services. They are not in the rules.
+    /// References to backends that are not Services. The rules do not contain them.
     pub(crate) unsupported_backends: Vec<UnsupportedBackend>,
 }
 
@@ -239,7 +242,7 @@ pub(crate) struct Grant {
     pub(crate) to: Vec<GrantTo>,
 }
 
-/// Objects of one kind in one namespace.
+/// The referring objects that a ReferenceGrant permits: those of one kind in one namespace.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GrantFrom {
@@ -248,7 +251,7 @@ pub(crate) struct GrantFrom {
     pub(crate) namespace: String,
 }
 
-/// One object of a kind, or all of them.
+/// The objects that a ReferenceGrant permits to refer to: those of one kind, or only the one with the name.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GrantTo {
@@ -270,8 +273,8 @@ pub(crate) struct GatewayService {
 }
 
 impl GatewayInputs {
-    /// Returns true if objects of a kind in a namespace (`from`) may refer to the object `to`, given by kind
-    /// and name.
+    /// Returns true if objects of a kind in a namespace (`from`) may refer to an object with a kind and a name
+    /// (`to`). References within a namespace need no grant.
     pub(crate) fn permits_reference(&self, from: (&str, &str), to: (&str, &ObjectId)) -> bool {
         let ((kind, namespace), (target_kind, target)) = (from, to);
         if namespace == target.namespace {
@@ -313,7 +316,8 @@ impl GatewayInputs {
     }
 }
 
-/// Returns the first unknown field with a value. `null` and `"None"` count as unset.
+/// Returns the first unknown field with a value. `null` and `"None"` count as unset. So does the API's default of
+/// `allowedListeners`, where `namespaces.from` is `None`.
 pub(crate) fn first_unknown_field(fields: &UnknownFields) -> Option<&str> {
     let is_unset = |value: &Value| {
         let is_empty = |value: &Value| value.is_null() || *value == "None";
@@ -334,8 +338,8 @@ impl GatewayAddress {
     }
 }
 
-/// Returns the intersection of two host name patterns, in which `None` matches any host name; returns `None` if
-/// the patterns have no host name in common.
+/// Returns the intersection of two host name patterns: `None` if the patterns have no host name in common. A pattern
+/// that is `None` matches any host name, so `Some(None)` is an unrestricted intersection.
 pub(crate) fn intersect_patterns(
     left: Option<&HostPattern>,
     right: Option<&HostPattern>,

@@ -29,7 +29,9 @@ pub(super) struct ValidatedListener<'a> {
     pub(super) listener: &'a ListenerSpec,
     /// The name; `None` if it is invalid.
     pub(super) name: Option<Name>,
+    /// The protocol; `None` if it is not supported.
     pub(super) protocol: Option<ListenerProtocol>,
+    /// The host names that the listener serves; `None` for all of them, and for TCP.
     pub(super) hostname: Option<HostPattern>,
     /// The route kinds that the listener supports.
     pub(super) kinds: Vec<&'static str>,
@@ -69,14 +71,14 @@ impl ConditionReason {
 }
 
 impl ValidatedListener<'_> {
-    /// Returns true if the proxies serve the listener.
+    /// Returns true if the proxies serve the listener: it is accepted, and has a certificate if it is HTTPS.
     pub(super) fn is_served(&self) -> bool {
         let has_required_certificate =
             self.protocol != Some(ListenerProtocol::Https) || !self.certificates.is_empty();
         self.rejection.is_none() && self.conflict.is_none() && has_required_certificate
     }
 
-    /// Returns true if the listener is accepted.
+    /// Returns true if the listener is valid and does not conflict with another listener.
     pub(super) fn is_accepted(&self) -> bool {
         self.rejection.is_none() && self.conflict.is_none()
     }
@@ -103,6 +105,7 @@ pub(super) fn validate_listeners<'a>(
                 .map(|listener| (listener.protocol, listener.hostname.clone()))
         };
         let protocols_and_hosts: Vec<_> = indexes.iter().filter_map(protocol_and_host).collect();
+        // Adjacent pairs suffice: if all of them are equal, all protocols are equal.
         let has_mixed_protocols = protocols_and_hosts
             .windows(2)
             .any(|pair| matches!(pair, [(left, _), (right, _)] if left != right));
@@ -162,6 +165,7 @@ fn validate_listener<'a>(
         for certificate in references {
             match find_certificate(inputs, id, certificate) {
                 Ok(certificate_and_key) => certificates.push(certificate_and_key),
+                // The first reason is reported.
                 Err(reason) => unresolved = Some(unresolved.unwrap_or(reason)),
             }
         }
@@ -184,7 +188,8 @@ fn validate_listener<'a>(
     }
 }
 
-/// Returns an unknown field of the listener: its author may rely on it, and the gateway would not enforce it.
+/// Returns the path of an unknown field or TLS option of the listener, if it has any. Its author may rely on the
+/// field, but the gateway would not enforce it.
 fn unknown_field(listener: &ListenerSpec) -> Option<String> {
     let tls = listener.tls.as_ref();
     let option_key = tls.and_then(|tls| tls.options.keys().next());
@@ -267,7 +272,8 @@ fn supported_kinds(
     (kinds, rejection)
 }
 
-/// Returns the certificate in the Secret that a reference names, or the reason that it cannot be used.
+/// Returns the certificate in the Secret that a reference of the gateway `id` names, or the reason that it cannot
+/// be used.
 fn find_certificate(
     inputs: &GatewayInputs,
     id: &ObjectId,
@@ -296,7 +302,7 @@ fn find_certificate(
     }
 }
 
-/// Returns the Secret that a reference names.
+/// Returns the Secret that a reference names; `None` if it names an object of another kind.
 pub(super) fn referenced_secret(
     gateway: &ObjectId,
     reference: &CertificateRef,

@@ -14,8 +14,8 @@ use crate::well_known::{
     ROOTS_VARIABLE, TOKEN_PATH,
 };
 
-/// Returns the name of the Service and the Deployment of a gateway. It is derived from the account of the
-/// proxies; Service names cannot contain dots.
+/// Returns the name of the Service, the Deployment and the PodDisruptionBudget of a gateway: the account of the
+/// proxies without dots, which Service names cannot contain.
 pub(super) fn object_name(account: &str) -> String {
     account.replace('.', "-")
 }
@@ -38,7 +38,8 @@ pub(super) fn gateway_manifests(
     ]
 }
 
-/// Allows the eviction of one pod at a time. With a single replica it never blocks an eviction.
+/// Returns a PodDisruptionBudget that allows the eviction of one pod at a time. Even with a single replica it never
+/// blocks an eviction.
 fn disruption_budget(gateway: &DesiredGateway) -> Value {
     json!({
         "apiVersion": "policy/v1",
@@ -195,8 +196,8 @@ fn owned_metadata(gateway: &DesiredGateway, name: &str) -> Value {
     })
 }
 
-/// Returns the metadata of the account, without labels and annotations of the Gateway's author: annotations of
-/// an account can grant permissions in clouds. Of the gateway's own labels, the account has only
+/// Returns the metadata of the account, without labels and annotations of the Gateway's author, because annotations
+/// of an account can grant permissions in clouds. Of the gateway's own labels, the account has only
 /// [`GATEWAY_PART`], by which the objects of gateways are listed for removal.
 fn account_metadata(gateway: &DesiredGateway, name: &str) -> Value {
     let mut metadata = owned_metadata(gateway, name);

@@ -42,8 +42,9 @@ struct GatewayProvisioner {
 struct ProvisionAttempt {
     desired: DesiredGateway,
     settings: InjectionSettings,
-    start_time: Instant,
-    /// The number of earlier consecutive attempts with the same desired state.
+    /// The time at which the attempt ended.
+    end_time: Instant,
+    /// The number of earlier consecutive attempts with the same desired state and settings.
     retry_count: u32,
     /// The error of the attempt, if it failed.
     error: Option<String>,
@@ -82,6 +83,7 @@ impl GatewayProvisioner {
                 if self.is_due(desired, &settings) {
                     self.apply_gateway(desired, &settings).await;
                 } else if let Some(attempt) = self.attempts.get_mut(&desired.name) {
+                    // A later deletion of an object must be a visible change.
                     attempt.desired.is_incomplete = desired.is_incomplete;
                 }
             }
@@ -92,24 +94,26 @@ impl GatewayProvisioner {
     /// is missing, the last attempt failed, or the reapply interval has passed.
     fn is_due(&self, desired: &DesiredGateway, settings: &InjectionSettings) -> bool {
         let Some(attempt) = self.attempts.get(&desired.name) else { return true };
-        // An object was deleted.
-        let is_gone = desired.is_incomplete && !attempt.desired.is_incomplete;
+        // An object was deleted since the last attempt.
+        let is_object_deleted = desired.is_incomplete && !attempt.desired.is_incomplete;
         let is_same =
             DesiredGateway { is_incomplete: desired.is_incomplete, ..attempt.desired.clone() }
                 == *desired
                 && attempt.settings == *settings;
-        // Back off while another client deletes the objects repeatedly or the API server rejects them.
+        // Back off while another client deletes the objects repeatedly or the API server rejects them. Five
+        // doublings reach REAPPLY_INTERVAL.
         let retry_interval =
             RETRY_INTERVAL.saturating_mul(1 << attempt.retry_count.min(5)).min(REAPPLY_INTERVAL);
         let delay = match desired.is_incomplete || attempt.error.is_some() {
-            true if is_gone && attempt.retry_count == 0 => Duration::ZERO,
+            true if is_object_deleted && attempt.retry_count == 0 => Duration::ZERO,
             true => retry_interval,
             false => REAPPLY_INTERVAL,
         };
-        !is_same || attempt.start_time.elapsed() >= delay
+        !is_same || attempt.end_time.elapsed() >= delay
     }
 
-    /// Applies the objects of a gateway until one fails, and records the attempt. Reports a new error.
+    /// Applies the objects of a gateway until one fails, and records the attempt. An error is reported once, not
+    /// after each retry.
     async fn apply_gateway(&mut self, desired: &DesiredGateway, settings: &InjectionSettings) {
         let mut error = None;
         for manifest in gateway_manifests(desired, settings) {
@@ -120,17 +124,8 @@ impl GatewayProvisioner {
         }
         let previous_attempt = self.attempts.get(&desired.name);
         let previous_error = previous_attempt.and_then(|attempt| attempt.error.as_ref());
-        let is_same = |attempt: &ProvisionAttempt| {
-            attempt.start_time.elapsed() < REAPPLY_INTERVAL * 2
-                && attempt.settings == *settings
-                && DesiredGateway {
-                    is_incomplete: desired.is_incomplete,
-                    ..attempt.desired.clone()
-                } == *desired
-        };
-        let retry_count = previous_attempt
-            .filter(|attempt| is_same(attempt))
-            .map_or(0, |attempt| attempt.retry_count + 1);
+        let has_failed = error.is_some();
+        let retry_count = next_retry_count(previous_attempt, desired, settings, has_failed);
         if let Some(cause) = &error
             && previous_error != Some(cause)
         {
@@ -138,10 +133,10 @@ impl GatewayProvisioner {
             self.report_error(desired, cause).await;
         }
         let (desired, settings) = (desired.clone(), settings.clone());
-        let start_time = Instant::now();
+        let end_time = Instant::now();
         self.attempts.insert(
             desired.name.clone(),
-            ProvisionAttempt { desired, settings, start_time, retry_count, error },
+            ProvisionAttempt { desired, settings, end_time, retry_count, error },
         );
     }
 
@@ -160,7 +155,29 @@ impl GatewayProvisioner {
     }
 }
 
-/// Applies a manifest. An existing object is changed only if this gateway owns it.
+/// Returns the retry count of an attempt: one more than that of the previous attempt with the same desired state and settings.
+/// 0 if the previous attempt was long ago, and for a routine application, which finds all objects and applies them.
+fn next_retry_count(
+    previous_attempt: Option<&ProvisionAttempt>,
+    desired: &DesiredGateway,
+    settings: &InjectionSettings,
+    has_failed: bool,
+) -> u32 {
+    let is_same = |attempt: &&ProvisionAttempt| {
+        let previous_desired =
+            DesiredGateway { is_incomplete: desired.is_incomplete, ..attempt.desired.clone() };
+        attempt.end_time.elapsed() < REAPPLY_INTERVAL * 2
+            && attempt.settings == *settings
+            && previous_desired == *desired
+    };
+    let is_retry = desired.is_incomplete || has_failed;
+    previous_attempt
+        .filter(|_| is_retry)
+        .filter(is_same)
+        .map_or(0, |attempt| attempt.retry_count + 1)
+}
+
+/// Applies a manifest. An existing object is changed only if this gateway owns it. Returns the text of an error.
 async fn apply_manifest(
     client: &Client,
     desired: &DesiredGateway,
@@ -179,6 +196,7 @@ async fn apply_manifest(
                 "{object} exists and is not managed by Leno: rename it, or the Gateway"
             ));
         }
+        // The API server rejects the request if the object has been replaced since it was read.
         manifest["metadata"]["uid"] = existing.metadata.uid.into();
         parameters = parameters.force();
     }
@@ -186,7 +204,7 @@ async fn apply_manifest(
     Ok(())
 }
 
-/// Returns true if an object belongs to this gateway, and not to an earlier one of the same name.
+/// Returns true if an object belongs to this gateway, and not to an earlier gateway of the same name.
 fn is_owned_by(desired: &DesiredGateway, meta: &ObjectMeta) -> bool {
     let label = meta.labels.as_ref().and_then(|labels| labels.get(GATEWAY_PART));
     let mut owners = meta.owner_references.iter().flatten();
@@ -206,9 +224,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn only_objects_of_this_gateway_are_changed() {
-        let desired = DesiredGateway {
+    fn desired_gateway() -> DesiredGateway {
+        DesiredGateway {
             name: "shop/edge".parse().unwrap(),
             account: "leno-gateway-edge".to_owned(),
             uid: "u-1".to_owned(),
@@ -218,7 +235,12 @@ mod tests {
             service_type: "ClusterIP",
             address: None,
             is_incomplete: false,
-        };
+        }
+    }
+
+    #[test]
+    fn only_objects_of_this_gateway_are_changed() {
+        let desired = desired_gateway();
         let meta = |gateway: &str, uid: &str| {
             let owner = json!({"apiVersion": "v1", "kind": "Gateway", "name": "edge", "uid": uid});
             let meta = json!({"labels": {GATEWAY_PART: gateway}, "ownerReferences": [owner]});
@@ -232,5 +254,30 @@ mod tests {
             &ObjectMeta { owner_references: None, ..meta("edge", "u-1") }
         ));
         assert!(!is_owned_by(&desired, &ObjectMeta::default()));
+    }
+
+    #[tokio::test]
+    async fn a_routine_application_ends_the_backoff() {
+        let (image, system) =
+            ("leno:test".to_owned(), crate::api::NamespaceName::from_literal("leno-system"));
+        let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
+        let settings = InjectionSettings::new(image, system, domain, "ROOTS".to_owned());
+        let complete = desired_gateway();
+        let incomplete = DesiredGateway { is_incomplete: true, ..desired_gateway() };
+        let attempt = ProvisionAttempt {
+            desired: complete.clone(),
+            settings: settings.clone(),
+            end_time: Instant::now(),
+            retry_count: 4,
+            error: None,
+        };
+        let next =
+            |desired, has_failed| next_retry_count(Some(&attempt), desired, &settings, has_failed);
+        assert_eq!(next(&complete, false), 0);
+        assert_eq!(next(&complete, true), 5);
+        assert_eq!(next(&incomplete, false), 5);
+        let other = DesiredGateway { ports: vec![81], ..incomplete.clone() };
+        assert_eq!(next(&other, true), 0);
+        assert_eq!(next_retry_count(None, &incomplete, &settings, true), 0);
     }
 }

@@ -53,6 +53,7 @@ pub(crate) fn read_gateway_input(
         }
         "ReferenceGrant" => parse_spec::<Grant>(spec, meta).map(GatewayInput::Grant),
         "BackendTLSPolicy" => Some(GatewayInput::TlsServices(read_tls_services(spec))),
+        // The other kinds of the group are routes.
         _ => {
             let route = read_route(kind.kind, api_version, meta, spec)?;
             Some(GatewayInput::Route(kind.kind, Box::new(route)))
@@ -91,7 +92,7 @@ fn read_service_type(meta: &ObjectMeta) -> Option<String> {
     meta.annotations.as_ref()?.get(SERVICE_TYPE).cloned()
 }
 
-/// Parses a spec. Objects that the API's own schema accepts are expected to parse.
+/// Parses a spec. Errors are only logged, because specs that the API's own schema accepts are expected to parse.
 fn parse_spec<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T> {
     match T::deserialize(spec) {
         Ok(parsed) => Some(parsed),
@@ -111,7 +112,8 @@ fn creation_time(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// Converts a route; returns `None` for a route without a Gateway as its parent.
+/// Converts a route; returns `None` for a route without a Gateway as its parent. The result has either a valid
+/// version or a rejection; the store adds the last valid version to a rejection.
 fn read_route(
     kind: &str,
     api_version: &str,
@@ -188,7 +190,7 @@ fn remove_unsupported_backends(spec: &mut Value) -> Vec<UnsupportedBackend> {
     unsupported
 }
 
-/// Returns the kind of a backend reference that is not a Service.
+/// Returns the kind of a reference, as `KIND.GROUP`, if it is not a Service.
 fn unsupported_kind(backend: &Value) -> Option<String> {
     let group = backend.get("group").and_then(Value::as_str).unwrap_or_default();
     let kind = backend.get("kind").and_then(Value::as_str).unwrap_or("Service");
@@ -238,7 +240,7 @@ pub(crate) fn read_service(service: &Service) -> GatewayInput {
     })
 }
 
-/// The maximum number of errors in one status.
+/// The maximum number of errors in the rejection of one route.
 const MAX_REJECTIONS: usize = 5;
-/// The maximum length of the message. The API allows 32768 bytes, which is too long to read.
+/// The maximum length of a rejection. The API allows 32768 bytes, which is too long to read.
 const MAX_REJECTION_CHARACTERS: usize = 2000;

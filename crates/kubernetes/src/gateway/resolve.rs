@@ -63,7 +63,7 @@ pub(crate) struct PreviousResult<'a> {
 /// The state of one gateway while gateways are resolved.
 struct GatewayResolution<'a> {
     id: &'a ObjectId,
-    /// The name in the mesh, and the account of its proxies; `None` if a part of the name is not a DNS label.
+    /// The name in the mesh, and the account of its proxies; `None` if the name or namespace is not a DNS label.
     name_and_account: Option<(GatewayName, String)>,
     gateway: &'a ObservedGateway,
     listeners: Vec<ValidatedListener<'a>>,
@@ -464,7 +464,7 @@ fn has_listener<'a>(
     listeners.any(is_suitable)
 }
 
-/// Returns the status of a gateway and its listeners. `has_no_ports` is true if no listener can be served.
+/// Returns the status of a gateway and its listeners. If `has_no_ports`, no listener can be served.
 fn gateway_status(
     inputs: &GatewayInputs,
     resolution: &GatewayResolution<'_>,
@@ -492,10 +492,10 @@ fn gateway_status(
     };
     let (addresses, missing_address) = gateway_addresses(inputs, resolution);
     let object_id = resolution.object_id();
-    let has_pods = inputs.deployments.get(&object_id).copied().unwrap_or_default();
+    let has_available_pod = inputs.deployments.get(&object_id).copied().unwrap_or_default();
     let problem = if has_no_ports {
         Some(ConditionReason::new("Invalid", "no listener can be served"))
-    } else if !has_pods {
+    } else if !has_available_pod {
         Some(ConditionReason::new(
             "Pending",
             format!("no pod of the Deployment {} is ready", object_id.name),
@@ -518,7 +518,7 @@ fn gateway_status(
     }
 }
 
-/// Returns the addresses of a gateway, and the reason that a requested or expected one is missing.
+/// Returns the addresses of a gateway, and the reason that a requested or expected address is missing, if one is.
 fn gateway_addresses(
     inputs: &GatewayInputs,
     resolution: &GatewayResolution<'_>,

@@ -74,6 +74,7 @@ pub(super) fn compile_ports(
             ListenerProtocol::Tcp => {
                 rules_by_port.insert(port, GatewayPortRules::Tcp(tcp_rule(gateway, routes)));
             }
+            // Never served: such a listener is rejected.
             ListenerProtocol::Terminate => {}
         }
     }
@@ -84,7 +85,7 @@ pub(super) fn compile_ports(
 }
 
 /// Groups HTTP rules by host name, as written in the routes. If two host names have the same intersection with
-/// the listener, the more specific one takes precedence. Requests outside the listener's host name never reach
+/// the listener, the more specific name takes precedence. Requests outside the listener's host name never reach
 /// its rules.
 fn group_by_host(routes: Vec<ServedRoute>) -> Vec<HostRules> {
     let mut rules_by_host: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
@@ -97,8 +98,8 @@ fn group_by_host(routes: Vec<ServedRoute>) -> Vec<HostRules> {
     rules_by_host.into_iter().map(|(hostname, rules)| HostRules { hostname, rules }).collect()
 }
 
-/// Returns TLS rules, limited to host names of the listener. The first rule for a host name wins: the one of
-/// the route with the more specific host name, then the one of the older route.
+/// Returns TLS rules, limited to host names of the listener. The first rule for a host name wins, so rules are sorted
+/// by the specificity of the route's host name, then by the age of the route.
 fn tls_rules(routes: Vec<ServedRoute>) -> Vec<TlsRule> {
     let mut rules = Vec::new();
     for route in routes {

@@ -22,7 +22,7 @@ pub(crate) struct GatewayStatus {
 pub(crate) struct RouteParentStatus {
     /// The `parentRef` as written.
     pub(crate) parent: Value,
-    /// The name of the controller that reports it.
+    /// The name of the controller that reports the status.
     pub(crate) controller: &'static str,
     /// The observed generation of the route.
     pub(crate) generation: i64,
@@ -33,14 +33,19 @@ pub(crate) struct RouteParentStatus {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GatewayListenerStatus {
     pub(crate) name: String,
+    /// The kinds of routes that the listener supports.
     pub(crate) kinds: Vec<&'static str>,
     pub(crate) attached_route_count: u32,
     pub(crate) conditions: Vec<StatusCondition>,
 }
 
 impl GatewayListenerStatus {
-    /// Creates the status of a listener; `is_programmed` is true if the proxies of its gateway are running.
-    pub(super) fn from_listener(validated: &ValidatedListener<'_>, is_programmed: bool) -> Self {
+    /// Creates the status of a listener; `is_gateway_programmed` is true if the proxies of its gateway are running
+    /// and reachable.
+    pub(super) fn from_listener(
+        validated: &ValidatedListener<'_>,
+        is_gateway_programmed: bool,
+    ) -> Self {
         let rejection = validated.conflict.as_ref().or(validated.rejection.as_ref());
         let accepted = match rejection {
             Some(reason) => reason.to_condition("Accepted"),
@@ -55,7 +60,7 @@ impl GatewayListenerStatus {
             Some(reason) => reason.to_condition("ResolvedRefs"),
             None => true_condition("ResolvedRefs", "ResolvedRefs", "all references are resolved"),
         };
-        let programmed = match (validated.is_served(), is_programmed) {
+        let programmed = match (validated.is_served(), is_gateway_programmed) {
             (false, _) => ConditionReason::new("Invalid", "the listener is not programmed")
                 .to_condition("Programmed"),
             (true, false) => gateway_pending_condition(),
@@ -65,6 +70,7 @@ impl GatewayListenerStatus {
         };
         Self {
             name: validated.listener.name.clone(),
+            // A rejected listener supports no routes.
             kinds: match validated.rejection {
                 Some(_) => Vec::new(),
                 None => validated.kinds.clone(),
@@ -100,7 +106,7 @@ pub(crate) fn supported_features() -> &'static [&'static str] {
     FEATURES
 }
 
-/// The features that conformance tests cover, and no others.
+/// The features of the Gateway API that are checked by its conformance tests. Features without a test are not listed.
 const FEATURES: &[&str] = &[
     "GRPCRoute",
     "GRPCRouteNamedRouteRule",

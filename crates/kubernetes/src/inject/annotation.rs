@@ -35,7 +35,7 @@ pub enum InjectError {
         object: AnnotatedObject,
         /// The key of the label or annotation.
         key: String,
-        /// The invalid part.
+        /// The invalid value, or the invalid element of a list.
         value: String,
         /// A description of a valid value, with an example.
         expected: &'static str,
@@ -139,7 +139,7 @@ pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
     },
 ];
 
-/// Parses a boolean value as OSM and FSM do: case-insensitively.
+/// Parses a boolean value, such as `enabled` or `disabled`. The comparison ignores case, as in OSM and FSM.
 pub(super) fn parse_switch(
     object: AnnotatedObject,
     key: &str,

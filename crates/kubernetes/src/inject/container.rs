@@ -21,6 +21,7 @@ pub(super) struct SidecarInputs<'a> {
 impl SidecarInputs<'_> {
     /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
     pub(super) fn redirection_container(&self) -> Value {
+        // With the CNI plugin, the container only verifies that the plugin has set up the redirection.
         let (args, context) = if self.settings.uses_cni_plugin {
             (vec!["redirect".to_owned(), "--verify".to_owned()], restricted_context(VERIFIER_UID))
         } else {
@@ -89,6 +90,7 @@ impl SidecarInputs<'_> {
             arguments.push(json!("--dns"));
         }
         if self.options.is_scraped {
+            // The annotation that exposes metrics is sufficient permission if no clients are configured.
             let clients = self.settings.metrics_from.clone().unwrap_or(ClientRanges::Any);
             arguments.push(format!("--metrics-from={clients}").into());
         }

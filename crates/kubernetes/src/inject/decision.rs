@@ -14,7 +14,7 @@ use super::{
 };
 use crate::well_known::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
-/// Returns the reason that the pod gets no sidecar, or `None` if it gets one.
+/// Returns the reason that the pod gets no sidecar; `None` if it gets a sidecar.
 pub(crate) fn decide_injection(
     pod: &Value,
     trigger: InjectionTrigger<'_>,
@@ -25,6 +25,7 @@ pub(crate) fn decide_injection(
     }
     let namespace = match trigger {
         InjectionTrigger::Namespace(namespace) => namespace,
+        // The user's request replaces opting in, so only the pod itself can opt out.
         InjectionTrigger::User(_) => {
             let reason = match read_pod_setting(pod, None)? {
                 Some(false) => Some(SkipReason::Disabled),
@@ -36,7 +37,7 @@ pub(crate) fn decide_injection(
     if let Some(reason) = namespace_skip_reason(namespace, system_namespace) {
         return Ok(Some(reason));
     }
-    // Both are parsed, so that an invalid value is reported even if it has no effect.
+    // Both settings are parsed, so that an invalid value is reported even if it has no effect.
     let (pod_setting, namespace_setting) =
         (read_pod_setting(pod, Some(namespace))?, read_namespace_setting(namespace)?);
     Ok(match pod_setting.or(namespace_setting) {
@@ -46,8 +47,8 @@ pub(crate) fn decide_injection(
     })
 }
 
-/// Returns true if the mesh floor (`spec.floor` of the MeshConfig) requires a sidecar for a pod that opts out.
-/// The floor applies in namespaces with injection.
+/// Returns true if the pod opts out, but the mesh floor (`spec.floor` of the MeshConfig) requires a sidecar. The
+/// floor applies in namespaces with injection.
 pub(super) fn is_sidecar_required(
     pod: &Value,
     trigger: InjectionTrigger<'_>,
@@ -62,7 +63,7 @@ pub(super) fn is_sidecar_required(
 }
 
 /// Rejects a pod with containers that have the names of a sidecar but none of its images, if the floor of the
-/// mesh requires a sidecar: such a pod would run without one.
+/// mesh requires a sidecar. Such a pod would run without a sidecar.
 pub(super) fn reject_imitation(
     pod: &Value,
     trigger: InjectionTrigger<'_>,
@@ -148,7 +149,8 @@ pub(super) fn reject_sidecar_user(pod: &Value) -> Result<(), InjectError> {
     Ok(())
 }
 
-/// Returns the reason that no pod of a namespace gets a sidecar, regardless of its settings.
+/// Returns the reason that no pod of a namespace gets a sidecar, regardless of the injection settings of the
+/// namespace; `None` if these settings decide.
 fn namespace_skip_reason(
     namespace: &NamespaceMetadata,
     system_namespace: &str,
@@ -162,7 +164,7 @@ fn namespace_skip_reason(
     is_ignored.then_some(SkipReason::Ignored)
 }
 
-/// Returns the reason that a pod gets no sidecar, regardless of settings; `None` for other pods.
+/// Returns the reason that a pod gets no sidecar, regardless of settings; `None` if settings decide.
 fn skip_reason(pod: &Value) -> Option<SkipReason> {
     let spec = &pod["spec"];
     let containers =
@@ -186,7 +188,7 @@ fn skip_reason(pod: &Value) -> Option<SkipReason> {
     is_windows.then_some(SkipReason::Windows)
 }
 
-/// Reads the injection setting of a pod; `None` if it has none.
+/// Reads the injection setting of a pod: true if it opts in, false if it opts out, `None` if it has no setting.
 fn read_pod_setting(
     pod: &Value,
     namespace: Option<&NamespaceMetadata>,
@@ -210,7 +212,7 @@ fn read_pod_setting(
     Ok(setting)
 }
 
-/// Reads the injection setting of a namespace; `None` if it has none.
+/// Reads the injection setting of a namespace: true if its pods get sidecars, `None` if it has no setting.
 fn read_namespace_setting(namespace: &NamespaceMetadata) -> Result<Option<bool>, InjectError> {
     let label = namespace.labels.get(INJECTION).map(String::as_str);
     let annotation = namespace.annotations.get(INJECTION).map(String::as_str);
@@ -243,6 +245,7 @@ fn read_own_setting(
     }
 }
 
+/// Returns true if the namespace is a member of the OSM or FSM mesh with this prefix.
 fn is_monitored(namespace: &NamespaceMetadata, prefix: &str) -> bool {
     namespace.labels.contains_key(&format!("{prefix}/monitored-by"))
 }
@@ -253,7 +256,7 @@ pub(crate) const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "
 const OTHER_PREFIXES: [&str; 2] = ["openservicemesh.io", "flomesh.io"];
 /// The annotation of OSM and FSM, without the prefix.
 const SIDECAR_INJECTION: &str = "sidecar-injection";
-/// The label and the container by which sidecars of other meshes are recognized.
+/// The label and the container by which sidecars of other meshes are recognized, and the name of the mesh.
 const OTHER_MESHES: &[(&str, &str, &str)] = &[
     ("osm-proxy-uuid", "envoy", "OSM"),
     ("osm-proxy-uuid", "sidecar", "osm-edge"),

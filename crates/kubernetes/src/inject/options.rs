@@ -142,7 +142,7 @@ struct AnnotationSources<'a> {
 }
 
 impl<'a> AnnotationSources<'a> {
-    /// Returns all annotations with this name after the prefix, in order of precedence.
+    /// Returns all annotations with this name after one of the prefixes, in order of precedence.
     fn find_annotations(&self, name: &str) -> Vec<AnnotationValue<'a>> {
         debug_assert!(is_supported_annotation(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
@@ -247,8 +247,8 @@ impl<'a> AnnotationSources<'a> {
         let [requests, limits] = annotated;
         resources.requests.extend(requests.clone());
         resources.limits.extend(limits.clone());
-        // The API server rejects a request above its limit. If only one of the two is annotated, it replaces
-        // the other.
+        // The API server rejects a request above its limit. If only one of the two is annotated, the default of
+        // the other is removed.
         let keys: Vec<String> = resources
             .requests
             .keys()
@@ -273,14 +273,14 @@ impl<'a> AnnotationSources<'a> {
 
     /// Returns an annotation that is supported only with our own prefix, by its full key.
     fn own_annotation(&self, key: &str) -> Option<(AnnotatedObject, &'a str)> {
-        let namespace_annotations =
+        let namespace_annotation =
             || Some((AnnotatedObject::Namespace, self.namespace?.annotations.get(key)?.as_str()));
-        let pod_annotations =
+        let pod_annotation =
             pod_metadata(self.pod, "annotations", key).map(|text| (AnnotatedObject::Pod, text));
-        pod_annotations.or_else(namespace_annotations)
+        pod_annotation.or_else(namespace_annotation)
     }
 
-    /// Returns the image. Annotations of other meshes are ignored because they name other programs.
+    /// Returns the requested image, if any. Annotations of other meshes are ignored because they name other programs.
     fn read_image(&self) -> Result<Option<&'a str>, InjectError> {
         let Some((object, image)) = self.own_annotation(SIDECAR_IMAGE) else {
             return Ok(None);
@@ -331,8 +331,8 @@ impl<'a> AnnotationSources<'a> {
         upgrades.map(Some).map_err(|_| invalid_value(object, UPGRADES.to_owned(), text, expected))
     }
 
-    /// Returns the pod's own Prometheus endpoint, if the sidecar exposes metrics. Endpoints that the sidecar
-    /// cannot scrape are left to Prometheus, and so are copied annotations that already refer to a sidecar.
+    /// Returns the pod's own Prometheus endpoint as `PORT/PATH`, if the sidecar exposes metrics. Returns `None` for an
+    /// endpoint that the sidecar cannot scrape, and for copied annotations that already refer to a sidecar.
     fn read_application_metrics(&self) -> Result<Option<String>, InjectError> {
         let annotation = |key: &str| pod_metadata(self.pod, "annotations", key);
         if !self.read_metrics_setting()? || annotation("prometheus.io/scrape") != Some("true") {
@@ -382,7 +382,7 @@ fn is_quantity(text: &str) -> bool {
     parse_quantity(text).is_some()
 }
 
-/// Parses a Kubernetes quantity: a number with an optional unit.
+/// Parses a Kubernetes quantity: a number with an optional unit. `None` for negative numbers and unknown units.
 fn parse_quantity(text: &str) -> Option<f64> {
     let number_text = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.get(number_text.len()..)?;
@@ -402,6 +402,7 @@ const DNS_ANNOTATION: &str = "leno.dev/dns";
 /// The DNS port (RFC 1035 §4.2).
 const DNS_PORT: u16 = 53;
 
+/// The units of quantities of containers, with their factors. Kubernetes has larger units that no container needs.
 const QUANTITY_UNITS: &[(&str, f64)] = &[
     ("", 1.0),
     ("m", 1e-3),

@@ -9,6 +9,7 @@ use crate::well_known::HEALTH_PORT;
 /// fail.
 #[derive(Debug, Default)]
 pub(super) struct SidecarProbes {
+    /// For each container, its probes by kind (see [`PROBE_KINDS`]).
     probes_by_container: Map<String, Value>,
     warnings: Vec<String>,
 }
@@ -30,6 +31,7 @@ impl SidecarProbes {
                     redirect_probe(probe, &format!("/probe/{name}/{kind}"));
                     probes.insert((*kind).to_owned(), sidecar_probe);
                 }
+                // The kubelet performs the probe itself.
                 Ok(None) => {}
                 Err(UnknownPort(port)) => self.warnings.push(format!(
                     "container {name}: {key} has the port {port}, which the container does not name; it \
@@ -69,7 +71,7 @@ impl SidecarProbes {
 /// A named port that the container does not have.
 struct UnknownPort(Value);
 
-/// Returns the probe for the sidecar, or `None` if the kubelet keeps it.
+/// Returns the probe that the sidecar performs; `None` for a probe that the kubelet performs itself.
 fn sidecar_probe(probe: &Map<String, Value>, ports: &Value) -> Result<Option<Value>, UnknownPort> {
     let timeout = probe.get("timeoutSeconds").and_then(Value::as_u64).unwrap_or(1);
     let build_probe = |action_kind: &str, action: Value| {

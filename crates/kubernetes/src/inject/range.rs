@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// A range of addresses in CIDR notation, as written.
+/// A range of addresses in CIDR notation, or a single address, as written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AddressRange(String);
 
@@ -17,6 +17,7 @@ impl FromStr for AddressRange {
         let address: IpAddr = address_text.parse().map_err(|_| ())?;
         let max_prefix_length = if address.is_ipv4() { 32 } else { 128 };
         match prefix_length.map(str::parse::<u8>) {
+            // A single address.
             None => Ok(Self(text.to_owned())),
             Some(Ok(prefix_length)) if prefix_length <= max_prefix_length => {
                 Ok(Self(text.to_owned()))

@@ -19,7 +19,7 @@ pub struct InjectedManifest {
     pub outcomes: Vec<(String, TemplateOutcome)>,
 }
 
-/// The outcome for one object.
+/// The outcome of injection for one object with a pod template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplateOutcome {
     /// The pods of the object have sidecars, with these warnings.

@@ -85,7 +85,7 @@ fn inject_pod(pod: &Value, settings: &InjectionSettings) -> (Value, Vec<String>)
 fn labels_and_annotations_decide_about_injection() {
     let osm = "openservicemesh.io/monitored-by=osm";
     let fsm = "flomesh.io/monitored-by=fsm";
-    // Labels and annotations of the namespace and of the pod, and the verdict.
+    // Labels and annotations of the namespace, labels and annotations of the pod, and the verdict.
     let table = [
         ("", "", "", "", "NotRequested"),
         ("leno.dev/injection=enabled", "", "", "", "yes"),
@@ -118,7 +118,7 @@ fn labels_and_annotations_decide_about_injection() {
             "pod: `leno.dev/injection` is a label and an annotation that contradict each other; \
              remove one",
         ),
-        // As in OSM: monitored, and injection enabled by either annotation.
+        // As in OSM, the namespace has to be monitored, and its annotation or that of the pod has to enable injection.
         (osm, "", "", "", "NotRequested"),
         (osm, "openservicemesh.io/sidecar-injection=enabled", "", "", "yes"),
         (osm, "openservicemesh.io/sidecar-injection=disabled", "", "", "Disabled"),
@@ -250,7 +250,7 @@ fn a_sidecar_without_native_support_is_a_container() {
     let sidecar = &injected["spec"]["containers"][0];
     assert_eq!(sidecar["restartPolicy"], Value::Null);
     assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/readyz");
-    // All containers receive SIGTERM at the same time: the sidecar keeps serving within the pod's 30 seconds.
+    // All containers receive SIGTERM at the same time, so the sidecar still serves for part of the pod's 30 seconds.
     let args = sidecar["args"].as_array().unwrap();
     assert_eq!(args[args.len() - 4..], ["--drain-delay", "5s", "--drain-timeout", "20s"]);
     let annotations = &injected["metadata"]["annotations"];
@@ -273,7 +273,7 @@ fn unsupported_dns_policies_and_unknown_annotations_cause_warnings() {
     assert!(warning.starts_with("spec.dnsPolicy is Default: the pod does not start"), "{warning}");
     let [warning] = &warnings("/spec", spec("None"))[..] else { panic!() };
     assert!(warning.contains("spec.dnsConfig.nameservers has to have"), "{warning}");
-    // Issue 27: the name of the control plane ends with `.svc`.
+    // Issue 27: the name of the control plane ends with `.svc`, so pods need the search domain to resolve it.
     assert!(warning.contains("spec.dnsConfig.searches the domain of the cluster"), "{warning}");
     let metadata =
         json!({"annotations": {"leno.dev/outbound-port-exclusion": "80", "a.example/b": "c"}});
@@ -282,7 +282,7 @@ fn unsupported_dns_policies_and_unknown_annotations_cause_warnings() {
         ["annotations: leno.dev/outbound-port-exclusion is not supported; did you mean \
           `leno.dev/outbound-port-exclusion-list`?"]
     );
-    // A container chosen by the author is kept.
+    // A default container that the author of the pod chose is kept.
     let mut pod = pod_with_metadata("", "");
     pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = json!("other");
     let (injected, _) = inject_pod(&pod, &test_settings());
@@ -557,7 +557,7 @@ fn an_invalid_value_of_any_annotation_of_a_pod_is_rejected() {
         )
         .unwrap();
     }
-    // The previous values stay in force in the namespace: new pods start.
+    // Invalid annotations of a namespace reject no pods: the previous values stay in force.
     let invalid = "leno.dev/default-policy=Deny leno.dev/mtls=yes";
     let namespace = namespace_metadata("leno.dev/injection=enabled", invalid);
     inject_sidecar(
@@ -671,8 +671,8 @@ fn annotations_of_namespaces_apply_to_manifests() {
     assert_eq!(args(2), json!(["redirect"]));
 }
 
-/// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
-/// warnings.
+/// Returns the outcome for a pod under a floor and the number of warnings. The outcome is `yes`, or the reason for
+/// no sidecar.
 fn inject_with_floor(
     pod: &Value,
     namespace: &NamespaceMetadata,
@@ -712,7 +712,7 @@ fn pods_cannot_opt_out_if_the_floor_requires_a_sidecar() {
         );
         let monitored = namespace_metadata(fsm, "flomesh.io/sidecar-injection=enabled");
         assert_eq!(inject_with_floor(&pod, &monitored, required()), injected(1));
-        // Its namespace has no injection.
+        // The floor requires no sidecars in a namespace without injection.
         assert_eq!(inject_with_floor(&pod, &namespace_metadata(disabled, ""), required()), skipped);
     }
     assert_eq!(
@@ -783,7 +783,7 @@ fn sidecar_images_that_the_floor_does_not_permit_are_replaced() {
     for (requested, expected, warning_count) in [
         ("mirror.example/leno:0.2", "mirror.example/leno:0.2", 0),
         ("evil.example/leno:0.2", "leno:test", 1),
-        // The repository of the mesh is always permitted, with other tags too.
+        // Every tag of the mesh's own repository is permitted.
         ("leno:next", "leno:next", 0),
     ] {
         let pod = pod_with_metadata("", &format!("leno.dev/sidecar-image={requested}"));

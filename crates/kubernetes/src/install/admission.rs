@@ -50,7 +50,8 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
             combine(&pod_requirements, &[exists(INJECTION)]),
         ),
     ];
-    // The namespace is a member of the mesh for OSM or FSM; annotations decide.
+    // The namespace is a member of an OSM or FSM mesh. Label selectors cannot match its annotations, so the
+    // webhook evaluates them.
     for (name, label) in [("osm", MEMBERSHIPS[1]), ("fsm", MEMBERSHIPS[2])] {
         let requirements = [exists(label), absent(INJECTION)];
         // The webhook `pod` handles pods with our label.

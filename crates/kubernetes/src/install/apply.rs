@@ -63,7 +63,7 @@ pub enum InstallError {
         /// The last observed state.
         state: String,
     },
-    /// Several calls were rejected; the others succeeded.
+    /// Several requests were rejected; the other requests succeeded.
     #[error("{0}")]
     Several(String),
 }
@@ -172,6 +172,7 @@ pub async fn wait_for_rollout(
         let listed = pods.list(&ListParams::default().labels(&selector)).await;
         let reasons_result =
             listed.map(|pods| pods.items.iter().filter_map(unready_reason).collect::<Vec<_>>());
+        // The reasons of pods are only details: without permission to list pods, they are omitted.
         let pod_reasons = reasons_result.unwrap_or_default();
         Ok(Err(if pod_reasons.is_empty() {
             rollout_state
@@ -277,8 +278,8 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     }
 }
 
-/// Polls until `check` returns `Ok` or the timeout `limit` expires. The inner error of `check` describes the
-/// current state.
+/// Polls until `check` returns `Ok(Ok(()))` or the timeout `limit` expires. The inner error of `check` describes the
+/// current state; the outer error ends the wait.
 async fn poll_until(
     operation: &'static str,
     limit: Duration,
@@ -326,7 +327,7 @@ impl ApiTarget {
     }
 }
 
-/// Returns the API resource of a manifest, with the plural that follows from its kind.
+/// Returns the API resource of a manifest. Its plural is derived from the kind by the rules of English.
 pub(super) fn manifest_resource(manifest: &Value) -> ApiResource {
     let owned_string = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (kind, api_version) =

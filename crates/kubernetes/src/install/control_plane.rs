@@ -84,8 +84,8 @@ fn volumes_and_mounts(options: &InstallOptions) -> (Vec<Value>, Vec<Value>) {
         json!({"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}),
         json!({"name": "keys", "configMap": {"name": KEYS_CONFIG_MAP, "optional": true}}),
     ];
-    // Root owns a volume, and all users may write to it: the control plane keeps its files in a directory of
-    // its own within it.
+    // All users may write to a volume, which root owns. The control plane therefore keeps its files in a directory
+    // of its own within the volume.
     let mut mounts = vec![
         json!({"name": "state", "mountPath": "/var/lib/leno"}),
         json!({"name": "keys", "mountPath": KEYS_PATH, "readOnly": true}),
@@ -118,7 +118,7 @@ fn control_deployment(options: &InstallOptions) -> Value {
             "matchLabelKeys": ["pod-template-hash"],
         })
     };
-    // Without spare room on the nodes, a new pod is scheduled after an old one has terminated.
+    // The nodes may have no room for an additional pod, so one of several old pods may terminate first.
     let max_unavailable = u32::from(options.replicas > 1);
     json!({
         "apiVersion": "apps/v1",
@@ -170,6 +170,7 @@ fn control_container(options: &InstallOptions, mounts: Vec<Value>) -> Value {
             "failureThreshold": 3,
         })
     };
+    // Allows 60 seconds for the start.
     let mut startup_probe = build_probe("/livez", 1);
     startup_probe["failureThreshold"] = json!(60);
     json!({

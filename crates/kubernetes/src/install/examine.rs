@@ -1,5 +1,5 @@
-//! Runs the checks of `leno check` for a cluster and the mesh in it. Each check examines a subject and reports
-//! a finding.
+//! Runs the checks of `leno check` for a cluster and the mesh in it. Each check examines a subject, such as the
+//! nodes or the authority, and reports a finding.
 
 mod certificates;
 mod connections;
@@ -37,14 +37,14 @@ pub struct ExaminedSubject {
     pub finding: ExamineResult,
 }
 
-/// The result of an examination.
+/// The finding of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExamineResult {
-    /// Healthy, with details.
+    /// The subject is healthy. The text has details, such as `valid for 90 days`.
     Passed(String),
-    /// Working, but degraded.
+    /// The subject works, but is degraded or could not be checked.
     Warning(ExamineProblem),
-    /// Not working.
+    /// The subject does not work.
     Failed(ExamineProblem),
 }
 
@@ -336,8 +336,8 @@ async fn check_kinds(client: &Client) -> ExamineResult {
     }
 }
 
-/// Compares the entries of the webhook with those of the installation, and creates a pod with a sidecar request
-/// as a dry run. The dry run alone is not enough: the pod matches only one of the entries.
+/// Compares the entries of the webhook configuration with those of the installation, and creates a pod with a
+/// sidecar request as a dry run. The dry run alone is not enough: the pod matches only one of the entries.
 async fn check_webhook(
     client: &Client,
     desired_manifests: &[Value],
@@ -397,7 +397,7 @@ fn compare_entries(
         manifest,
         &serde_json::to_value(configuration).unwrap_or_default(),
     );
-    // No manifest has match conditions. They exclude pods from injection.
+    // No manifest has match conditions, which could exclude pods from injection.
     let conditional = configuration.webhooks.iter().flatten().filter(|webhook| {
         webhook.match_conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
     });
@@ -407,7 +407,7 @@ fn compare_entries(
     differences
 }
 
-/// Returns a list of at most `MAX_LISTED_NAMES` names, and the number of omitted names.
+/// Joins at most `MAX_LISTED_NAMES` names with commas, and appends the number of omitted names.
 fn summarize_names(names: &[String]) -> String {
     let listed = names.get(..MAX_LISTED_NAMES).unwrap_or(names).join(", ");
     match names.len().saturating_sub(MAX_LISTED_NAMES) {
@@ -424,19 +424,20 @@ fn unreadable_finding(error: &ApiError) -> ExamineResult {
     )
 }
 
-/// The maximum time of one step. A client may retry a rejected request for minutes.
+/// The maximum duration of one step. A client may retry a rejected request for minutes.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
-/// The maximum time of all steps.
+/// The maximum duration of all steps together.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(50);
 const NO_RESPONSE: &str = "no response in time";
 const OBJECTS_SUBJECT: &str = "objects of the installation";
 /// The first minor version that supports `matchLabelKeys` and `nodeTaintsPolicy`, used to spread control
 /// planes.
 const MIN_MINOR_VERSION: u32 = 27;
+/// The maximum number of examined nodes: one page of a list.
 const MAX_EXAMINED_NODES: u32 = 500;
 /// The first kernel with `nat` chains in `inet` tables.
 const MIN_KERNEL_VERSION: (u32, u32) = (5, 2);
-/// The maximum number of listed names.
+/// The maximum number of names in a finding, which is one line.
 const MAX_LISTED_NAMES: usize = 8;
 const REINSTALL_HINT: &str = "run `leno install --apply` again";
 /// The maximum clock skew without a finding: half of the tolerance of certificates.

@@ -59,6 +59,7 @@ fn generation_schema() -> Value {
 
 /// Returns the CustomResourceDefinition of a kind.
 fn kind_definition(kind: &CrdKind) -> Value {
+    // The limits are those of the type `Condition` of the Kubernetes API.
     let condition = pruned_object([
         ("type!", text(316)),
         ("status!", enumeration(&["True", "False", "Unknown"])),
@@ -118,8 +119,8 @@ fn kind_definition(kind: &CrdKind) -> Value {
     })
 }
 
-/// Returns definitions of the supported kinds of SMI and OSM, for clusters without their own. They have no
-/// schema: the control plane reports errors.
+/// Returns definitions of the supported kinds of SMI, OSM and FSM, for clusters without these kinds. They accept any
+/// spec, because the control plane reports errors.
 pub(super) fn smi_kind_definitions() -> Vec<Value> {
     let definition = |(group, kind, plural, versions): &(&str, &str, &str, &[&str])| {
         let version = |(index, name): (usize, &&str)| {

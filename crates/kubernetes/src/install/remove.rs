@@ -41,6 +41,7 @@ pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec
             "metadata": {"name": name, "namespace": options.namespace},
         })
     };
+    // The lowest rank is removed first; within a rank, the order is the reverse of the installation.
     let mut manifests_by_rank: BTreeMap<u8, Vec<Value>> = BTreeMap::new();
     for manifest in installation_manifests(options).into_iter().rev() {
         let rank = match manifest["kind"].as_str().unwrap_or_default() {
@@ -91,7 +92,7 @@ pub async fn remove_objects(
 ) -> Result<(), InstallError> {
     for manifest in removals {
         let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, manifest)?;
-        // Revoke permissions immediately, without waiting for the garbage collection of dependents.
+        // Permissions are revoked immediately. The removal of other objects includes their dependents.
         let parameters = match manifest["kind"].as_str() {
             Some("Role" | "RoleBinding" | "ClusterRole" | "ClusterRoleBinding") => {
                 DeleteParams::background()
@@ -234,7 +235,7 @@ fn remaining_agents_error(step: &InstallStep) -> InstallError {
     }
 }
 
-/// Removes the NetworkPolicy and the client CA certificates of the webhook if these options do not have them.
+/// Removes the NetworkPolicy and the client CA certificates of the webhook if the options disable them.
 ///
 /// # Errors
 /// When the API server rejects a call. The objects before it have been removed.

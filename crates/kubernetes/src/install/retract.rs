@@ -135,7 +135,7 @@ struct StatusClaims {
     uninstalled_part: UninstalledPart,
     /// The transition time of retracted conditions.
     transition_time: Value,
-    /// The names of our GatewayClasses.
+    /// The names of our GatewayClasses. Each listed class is added or removed before Gateways are listed.
     classes: BTreeSet<String>,
 }
 
@@ -328,6 +328,7 @@ fn retract_conditions(conditions: Option<&Value>, claims: &StatusClaims) -> Valu
     Value::Array(conditions)
 }
 
+/// Returns the name of our Gateway controller, as an `Option` for comparison with an optional field.
 fn our_controller() -> Option<Value> {
     Some(json!(GATEWAY_CONTROLLER))
 }

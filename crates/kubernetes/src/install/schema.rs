@@ -1,5 +1,5 @@
-//! Builds the parts of OpenAPI schemas. Strings, lists and maps have a maximum size, from which the API server
-//! estimates the cost of CEL rules.
+//! Builds the OpenAPI schemas of single values, from which the schemas of kinds are composed. Strings, lists and maps
+//! have a maximum size, from which the API server estimates the cost of CEL rules.
 
 use serde_json::{Map, Value, json};
 
@@ -53,7 +53,7 @@ pub(super) fn percentage() -> Value {
     json!({"type": "number", "minimum": 0, "exclusiveMinimum": true, "maximum": 100})
 }
 
-/// Returns a schema for several types, so that only the control plane reports errors.
+/// Returns the schema of a value of any type, which only the control plane validates.
 pub(super) fn any_value() -> Value {
     json!({"x-kubernetes-preserve-unknown-fields": true})
 }

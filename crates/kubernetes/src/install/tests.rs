@@ -32,7 +32,7 @@ fn the_installed_objects_match_the_golden_file() {
     expect_test::expect_file!["golden/objects.json"].assert_eq(&text);
 }
 
-/// The account of the chart's hook can read each kind with a status, and write the status.
+/// Otherwise objects would keep the statuses of a mesh that is uninstalled.
 #[test]
 fn the_hook_of_the_chart_may_remove_the_status_of_each_kind() {
     let hook = uninstall_hook(&test_options());
@@ -67,7 +67,7 @@ fn the_hook_of_the_chart_may_remove_the_status_of_each_kind() {
         }
     }
     assert!(status_count > 20, "{status_count}");
-    // No Service selects its pod, and it does not wait for itself.
+    // With another name than the control plane, no Service selects the pod, and the hook does not wait for itself.
     let job = hook.last().unwrap();
     assert_eq!(
         job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
@@ -210,7 +210,7 @@ fn secrets_are_read_in_other_namespaces_only_for_gateways() {
             .iter()
             .filter(|rule| rule["resources"].as_array().unwrap().contains(&json!("secrets")))
             .collect();
-        // Those of gateways, which are selected by type in the request.
+        // The Secrets of gateways: the control plane lists them by type, so their names cannot be in the rule.
         let expected = role["metadata"]["name"] == "leno-gateways";
         assert_eq!(secret_rules.len(), usize::from(expected), "{role}");
         assert!(
@@ -338,7 +338,7 @@ fn the_webhook_is_called_only_for_pods_with_injection() {
         called_webhooks(&[enabled, ("kubernetes.io/metadata.name", "leno-system")], &[enabled]),
         none
     );
-    // A typo reaches the webhook, which rejects it.
+    // A pod with a misspelled value reaches the webhook, which rejects it.
     assert!(!called_webhooks(&[("leno.dev/injection", "on")], &[]).is_empty());
 }
 
@@ -426,7 +426,7 @@ fn the_network_policy_permits_only_expected_clients() {
             json!({"app.kubernetes.io/name": "leno-control"})
         );
         assert_eq!(spec["policyTypes"], json!(["Ingress"]));
-        // It is created before the pods that it protects.
+        // The policy is created before the pods that it protects.
         let position = |kind: &str| manifests.iter().position(|manifest| manifest["kind"] == kind);
         assert!(position("NetworkPolicy") < position("Deployment"));
         Some(spec["ingress"].clone())
@@ -434,7 +434,7 @@ fn the_network_policy_permits_only_expected_clients() {
     let default_rules = ingress_rules(&test_options()).unwrap();
     let ports: Vec<&Value> =
         default_rules.as_array().unwrap().iter().map(|rule| &rule["ports"][0]["port"]).collect();
-    // All ports of the Deployment, and no others.
+    // The policy permits exactly the ports of the Deployment.
     let container =
         manifest_of_kind("Deployment")["spec"]["template"]["spec"]["containers"][0].clone();
     let mut container_ports: Vec<&Value> =

@@ -78,6 +78,7 @@ fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
 /// Returns a binding for each membership label of namespaces: a selector cannot express "any of several
 /// labels". The bindings are disjoint, so that a namespace with two labels causes one warning only.
 fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
+    // The suffixes are in the order of `MEMBERSHIPS`.
     ["", "-osm", "-fsm"].into_iter().enumerate().map(move |(index, suffix)| {
         let (preceding_labels, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
         let mut namespace_requirements = vec![selector_requirement(label, "Exists", &[])];

@@ -13,6 +13,7 @@ use super::mesh_parts::retain_mesh_parts;
 
 /// The result of reading a custom resource.
 pub(crate) struct CustomResource {
+    /// The object with warnings, or the reasons for its rejection.
     pub(crate) outcome: Result<(Object, Vec<Warning>), Vec<RejectedDocument>>,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
@@ -36,7 +37,8 @@ pub(crate) fn read_custom(
         _ => None,
     };
     let dropped = dropped_fields(kind, &object, full_spec.as_ref().unwrap_or(&spec));
-    // Only the metadata that readers check: the API server adds many fields that are not the author's.
+    // The document has only the metadata that readers check, because the API server adds many fields that are not
+    // the author's.
     let created = creation_time(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
     if let Some(namespace) = object.metadata.namespace {
@@ -53,6 +55,7 @@ pub(crate) fn read_custom(
     }
     let specified_fields = specified_fields.unwrap_or_default();
     let outcome = match read_json(&document) {
+        // A rule without a dropped condition may permit more than its author intended.
         Ok(_) if !dropped.is_empty() => Err(dropped),
         read_result => read_result,
     };
@@ -174,6 +177,7 @@ impl SpecComparison {
                     self.compare_fields(element, live_element, &format!("{path}[{index}]"));
                 }
             }
+            // A scalar contains no fields.
             _ => {}
         }
     }

@@ -30,8 +30,8 @@ pub(crate) const FOREIGN_CONFIGS: [ServedKind; 2] = [
     },
 ];
 
-/// Fields of other meshes' settings that are not supported, with a hint. They cause a warning if they enable
-/// something.
+/// Fields of other meshes' settings that are not supported, each with a hint. They cause a warning if they enable a
+/// feature.
 pub const UNSUPPORTED_FIELDS: &[(&str, &str)] = &[
     (
         "spec.traffic.inboundExternalAuthorization.enable",
@@ -61,7 +61,7 @@ pub const UNSUPPORTED_FIELDS: &[(&str, &str)] = &[
 const HEALTH_CHECK_HINT: &str =
     "write `healthCheck` into an OutlierDetection for the services that need it";
 
-/// Fields for features that are always on, with a hint. They cause a warning if they disable the feature.
+/// Fields for features that are always on, each with a hint. They cause a warning if they disable the feature.
 pub const ALWAYS_ON_FIELDS: &[(&str, &str)] = &[
     (
         "spec.featureFlags.enableEgressPolicy",
@@ -83,8 +83,8 @@ pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
     ("spec.traffic.networkInterfaceExclusionList", "leno.dev/network-interface-exclusion-list"),
 ];
 
-/// The field with the certificate request of an ingress controller, and its equivalent. Like the exclusion
-/// lists, the field applies in a cluster.
+/// The field with the certificate request of an ingress controller, and a hint about the equivalent in Leno. Like
+/// the exclusion lists, the field applies in a cluster.
 pub const INGRESS_GATEWAY: (&str, &str) = (
     "spec.certificate.ingressGateway",
     "write an AccessCert in the namespace of its Secret, and install with `--access-certs` of that namespace",
@@ -99,7 +99,7 @@ pub(crate) struct ForeignMeshSettings {
     pub(crate) egress: Egress,
     /// The traffic of all pods that bypasses the sidecar.
     pub(crate) exclusions: Exclusions,
-    /// The requested certificate of an ingress controller, if any.
+    /// The requested certificate of an ingress controller; `None` if the settings request no certificate.
     pub(crate) ingress_gateway: Option<Result<IngressGateway, InvalidCertificateRequest>>,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
@@ -128,7 +128,7 @@ impl ForeignMeshSettings {
         let ingress_gateway = reader.read_ingress_gateway();
         for (field, hint) in UNSUPPORTED_FIELDS {
             let pointer = format!("/{}", field.replace('.', "/"));
-            if object.data.pointer(&pointer).is_some_and(enables_something) {
+            if object.data.pointer(&pointer).is_some_and(enables_feature) {
                 reader.warn_unsupported(field, hint);
             }
         }
@@ -204,12 +204,12 @@ impl ForeignReader<'_> {
         valid_elements
     }
 
-    /// Reads the certificate request. If a field is invalid, the whole request is, and a warning is added.
+    /// Reads the certificate request. If a field is invalid, the whole request is invalid, and a warning is added.
     fn read_ingress_gateway(
         &mut self,
     ) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
         let request_field = self.object.data.pointer("/spec/certificate/ingressGateway");
-        let request = request_field.filter(|request| enables_something(request))?;
+        let request = request_field.filter(|request| enables_feature(request))?;
         let string_at = |pointer: &str| request.pointer(pointer).and_then(Value::as_str);
         let name_list = request.get("subjectAltNames").and_then(Value::as_array);
         let name_values = name_list.map(Vec::as_slice).unwrap_or_default();
@@ -217,6 +217,7 @@ impl ForeignReader<'_> {
             name_values.iter().map(|value| Name::new(value.as_str()?).ok()).collect();
         let names = parsed_names.filter(|names| (1..=MAX_INGRESS_NAMES).contains(&names.len()));
         let lifetime = match request.get("validityDuration") {
+            // The lifetime of workload certificates is the default.
             None => Some(LEAF_LIFETIME),
             Some(lifetime) => lifetime.as_str().and_then(parse_lifetime),
         };
@@ -257,7 +258,7 @@ impl ForeignReader<'_> {
     }
 }
 
-/// Parses a duration in Go syntax, such as `1h30m`, within the allowed lifetimes of certificates.
+/// Parses a duration in Go syntax, such as `1h30m`. `None` for lifetimes that are not allowed for certificates.
 fn parse_lifetime(text: &str) -> Option<Duration> {
     let (mut unparsed, mut lifetime) = (text, Duration::ZERO);
     while !unparsed.is_empty() {
@@ -278,16 +279,16 @@ fn parse_lifetime(text: &str) -> Option<Duration> {
     (MIN_INGRESS_LIFETIME..=MAX_LEAF_LIFETIME).contains(&lifetime).then_some(lifetime)
 }
 
-/// Returns true if a field of another mesh's settings enables something.
+/// Returns true if a field of another mesh's settings enables a feature: its value is not false, 0 or empty.
 #[must_use]
-pub fn enables_something(value: &Value) -> bool {
+pub fn enables_feature(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(on) => *on,
         Value::Number(number) => number.as_f64() != Some(0.0),
         Value::String(text) => !text.is_empty(),
         Value::Array(list) => !list.is_empty(),
-        Value::Object(fields) => fields.values().any(enables_something),
+        Value::Object(fields) => fields.values().any(enables_feature),
     }
 }
 

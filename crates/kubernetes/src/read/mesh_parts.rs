@@ -3,13 +3,14 @@
 
 use serde_json::Value;
 
-/// Reduces an object to the parts for the mesh; returns false if none is left.
+/// Reduces the spec of an object to the parts for the mesh; returns false if no part remains.
 pub(super) fn retain_mesh_parts(group: &str, kind: &str, spec: &mut Value) -> bool {
     match (group, kind) {
         (GATEWAY, "ReferenceGrant") => retain_mesh_grants(spec),
         (GATEWAY, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => {
             retain_service_parents(spec)
         }
+        // All other kinds concern only the mesh.
         _ => true,
     }
 }
@@ -48,7 +49,7 @@ fn retain_mesh_grants(spec: &mut Value) -> bool {
     has_sources && has_targets
 }
 
-/// Retains the matching elements of a list; returns true if any is left.
+/// Retains the matching elements of a list; returns true if any element remains.
 fn retain_elements(spec: &mut Value, key: &str, is_retained: impl Fn(&Value) -> bool) -> bool {
     let Some(list) = spec.get_mut(key).and_then(Value::as_array_mut) else { return false };
     list.retain(is_retained);

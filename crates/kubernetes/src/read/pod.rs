@@ -30,7 +30,7 @@ pub struct MeshPod {
     pub workload: Workload,
     /// The admission annotations, which are not in the workload yet.
     pub admission: AdmissionReading,
-    /// The name of the node on which the pod runs.
+    /// The name of the node on which the pod runs; `None` before it is scheduled.
     pub node: Option<String>,
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
@@ -52,7 +52,7 @@ pub fn read_pod(pod: &Pod) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
         Some(true) => SidecarSettings::default(),
         Some(false) | None => SidecarSettings { images: BTreeSet::new(), ..sidecar_settings },
     };
-    // Unmeshed pods cause no warnings.
+    // Unmeshed pods cause neither rejections nor warnings.
     let unmeshed = convert_pod(pod, spec).unwrap_or_default().map(|mesh_pod| MeshPod {
         workload: Workload { sidecar: false, ..mesh_pod.workload },
         admission: AdmissionReading::NONE,
@@ -63,7 +63,7 @@ pub fn read_pod(pod: &Pod) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
     Ok(unmeshed)
 }
 
-/// Returns the addresses of a pod that has its own network.
+/// Returns the addresses of a pod that has its own network; empty for a pod in the network of its node.
 #[must_use]
 pub fn pod_addresses(pod: &Pod) -> BTreeSet<IpAddr> {
     let is_host_network = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
@@ -167,8 +167,8 @@ fn read_weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     (default, Some(warning))
 }
 
-/// Adds the numeric target ports of the services that select a workload: containers need not declare their
-/// ports.
+/// Returns the workload with the numeric target ports of the services that select it, because containers need not
+/// declare their ports.
 #[must_use]
 pub fn with_target_ports<'a>(
     workload: &Workload,

@@ -12,7 +12,7 @@ use leno_model::{
 use super::is_tcp;
 
 /// Converts the first address of each endpoint into an unmeshed workload. Returns an empty list if the slice
-/// has no service.
+/// belongs to no service.
 #[must_use]
 pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let meta = &slice.metadata;
@@ -43,6 +43,7 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         }
         let endpoint_name =
             format!("{slice_name}.{}", address.to_string().replace(['.', ':'], "-"));
+        // With a long slice name, the endpoint's name exceeds the limit of names.
         let Ok(name) = Name::new(endpoint_name.trim_end_matches('-')) else { continue };
         workloads.push(Workload {
             name: WorkloadName { namespace: service.namespace.clone(), name },

@@ -19,7 +19,7 @@ pub(crate) enum ZonePreference {
     Balanced,
 }
 
-/// Returns the zone preference of a service, and a warning about an unsupported one.
+/// Returns the zone preference of a service, if any, and a warning if the preference is not supported.
 pub(crate) fn read_zone_preference(
     service: &KubeService,
 ) -> (Option<ZonePreference>, Option<Warning>) {
@@ -79,7 +79,7 @@ pub(crate) fn preference_rule(
         continues: true,
     };
     let rules = TagRules { caller_rules: vec![rule], ..TagRules::default() };
-    // Rules of users take precedence.
+    // Older rules take precedence, so every rule of a user precedes this rule.
     let created = i64::MAX;
     Some(TagRoute { name, scope: TagScope::Service(service.clone(), None), rules, created })
 }
@@ -90,7 +90,7 @@ pub(crate) fn preference_name(service: &ServiceName) -> Option<TagRouteName> {
     Some(TagRouteName { namespace: service.namespace.clone(), name })
 }
 
-/// Returns the service of a zone rule by the rule's name, or `None` for other names.
+/// Returns the service of a zone rule by the rule's name; `None` for names of other rules.
 pub(crate) fn service_of_preference(name: &TagRouteName) -> Option<ServiceName> {
     let service = name.name.as_str().strip_suffix(RULE_NAME_SUFFIX)?;
     ServiceName::new(name.namespace.as_str(), service).ok()

@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use crate::api::ObjectApi;
 use crate::read::FOREIGN_CONFIGS;
 
-/// Counts changes of definitions in the supported groups. Without permission to watch definitions, kinds are
-/// still looked up periodically.
+/// Increases `definition_changes` when a definition in a supported group is added or changed. Without permission to
+/// watch definitions, kinds are only looked up periodically.
 pub(crate) async fn watch_definitions(client: Client, definition_changes: Arc<watch::Sender<u64>>) {
     let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
     let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();
@@ -32,6 +32,7 @@ pub(crate) async fn watch_definitions(client: Client, definition_changes: Arc<wa
                     definition_changes.send_modify(|count| *count += 1);
                 }
             }
+            // The watch of a kind detects the deletion of its definition itself.
             Ok(Event::Init | Event::InitDone | Event::Delete(_)) => {}
             Err(error) => tracing::debug!(%error, "cannot watch CustomResourceDefinitions"),
         }

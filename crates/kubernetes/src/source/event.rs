@@ -55,9 +55,9 @@ pub(crate) struct ConvertedObject {
     pub(crate) id: ObjectId,
     /// The object for the mesh; `None` if it does not concern the mesh.
     pub(crate) item: Option<MeshItem>,
-    /// The object for gateways, if it concerns them.
+    /// The object for gateways; `None` if it does not concern gateways.
     pub(crate) gateway_input: Option<GatewayInput>,
-    /// The data for the status of the object, if the kind has one that is written.
+    /// The data for the status and events of the object; `None` if neither is written for it.
     pub(crate) record: Option<StatusRecord>,
 }
 

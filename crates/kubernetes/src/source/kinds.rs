@@ -106,7 +106,7 @@ pub(crate) struct CoveredSecrets {
     listed_sender: watch::Sender<bool>,
 }
 
-/// The error that the receiver of the events was dropped.
+/// The receiver of the events was dropped.
 struct ReceiverDropped;
 
 /// The reason that a watch ended.
@@ -170,6 +170,7 @@ impl KindWatch {
                 self.watch_all(config, ConvertedObject::from_slice).await;
             }
             WatchedKind::Secrets => {
+                // A dropped receiver ends the task.
                 self.watch_secrets().await.ok();
             }
             WatchedKind::Deployments => {
@@ -344,6 +345,7 @@ impl KindWatch {
                 return WatchEnd::ReceiverDropped;
             }
         }
+        // The stream of a watch does not end by itself.
         WatchEnd::ReceiverDropped
     }
 }
@@ -356,6 +358,7 @@ async fn wait_for_other_secrets(
     mut listed_receiver: watch::Receiver<bool>,
 ) -> Result<(), ReceiverDropped> {
     if listed_receiver.wait_for(|listed| *listed).await.is_err() {
+        // The watch of these Secrets has ended, which the caller handles.
         return std::future::pending().await;
     }
     // Compares by pointer, not by value: the set may have changed and changed back. In between, the Secrets

@@ -12,7 +12,7 @@ pub struct ListProgress {
 }
 
 impl ListProgress {
-    /// Returns true if every kind has been listed, or is known to be absent.
+    /// Returns true if no kind is missing: every required kind has been listed, or is known to be absent.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         self.unlisted.is_empty() && self.forbidden.is_empty()

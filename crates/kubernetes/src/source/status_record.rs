@@ -13,13 +13,14 @@ use crate::status::{StatusForm, StatusTarget, is_own_entry};
 /// The data of an object for its status and events.
 pub(crate) struct StatusRecord {
     pub(crate) form: StatusForm,
+    /// The API resource to which the status is written.
     pub(crate) resource: Arc<ApiResource>,
     pub(crate) target: StatusTarget,
     pub(crate) generation: i64,
     pub(crate) resource_version: String,
     /// The Service parents of a route, as written.
     pub(crate) parents: Vec<Value>,
-    /// The current status, reduced to the fields that control planes write.
+    /// The current status, reduced to the fields that control planes write; `null` for kinds without a status.
     pub(crate) current_status: Value,
 }
 

@@ -95,7 +95,7 @@ pub(crate) struct ObjectOrigin {
 
 struct KindState {
     watched: WatchedKind,
-    /// True if the kind has been listed, or cannot be.
+    /// True if the kind has been listed, or cannot be listed and does not determine access.
     is_synced: bool,
     /// The number of the current list: how many lists of the kind have started.
     list_number: u64,
@@ -137,7 +137,6 @@ impl ObjectStore {
         }
     }
 
-    /// Returns the name of the kind with this index.
     pub(crate) fn kind_name(&self, kind_index: usize) -> &'static str {
         self.kinds.get(kind_index).map_or("", |kind_state| kind_state.watched.kind_name())
     }
@@ -155,7 +154,7 @@ impl ObjectStore {
         }
     }
 
-    /// Updates the statuses that cannot be written.
+    /// Replaces the warnings about statuses that cannot be written.
     pub(crate) fn set_unwritten(&mut self, unwritten_statuses: Arc<Vec<Warning>>) {
         self.unwritten_statuses = unwritten_statuses;
     }
@@ -175,6 +174,7 @@ impl ObjectStore {
             WatchEvent::Deleted(id) => self.remove_object(&ObjectOrigin { kind_index, id }),
             WatchEvent::SecretsReceived(ids) => {
                 kind_state.is_synced = true;
+                // No list precedes this event if gateways refer to no Secret.
                 if ids.is_empty() {
                     self.remove_unlisted(kind_index, |_| true);
                 }
@@ -244,7 +244,6 @@ impl ObjectStore {
         })
     }
 
-    /// Returns true if the first update was published.
     fn has_published(&self) -> bool {
         self.published_diagnostics.is_some()
     }
@@ -299,7 +298,7 @@ impl ObjectStore {
         };
         self.add_diagnostics(origin, Vec::new(), warnings);
         let existing_pod = self.workloads.get(&workload.name);
-        // A pod that replaces one of the same name has no previous state.
+        // A pod that replaces a pod of the same name has no previous settings.
         let is_same = |existing: &&Workload| existing.sidecar && existing.uid == workload.uid;
         let previous_admission = existing_pod.filter(is_same).map(|existing| existing.admission);
         let (admission, rejected) = admission.resolve_with(previous_admission);
@@ -337,8 +336,8 @@ impl ObjectStore {
         }
     }
 
-    /// Marks a namespace without Leno's annotations as read: an invalid annotation that is added later is
-    /// ignored.
+    /// Marks a namespace without Leno's annotations as read. An invalid annotation that is added later then leaves
+    /// the settings unset, and does not cause the strictest settings.
     fn mark_namespace_read(&mut self, origin: &ObjectOrigin, list_number: u64) {
         let kind = self.kinds.get(origin.kind_index).map(|kind_state| kind_state.watched);
         if kind == Some(WatchedKind::Namespaces)
@@ -399,7 +398,7 @@ impl ObjectStore {
         }
     }
 
-    /// Removes the objects of a kind whose last list number satisfies `is_gone`.
+    /// Removes the objects of a kind for which `is_gone` returns true, given the number of the last list with the object.
     fn remove_unlisted(&mut self, kind_index: usize, is_gone: impl Fn(u64) -> bool) {
         let first_id = ObjectId { namespace: String::new(), name: String::new() };
         let later_numbers = self.list_numbers.range(ObjectOrigin { kind_index, id: first_id }..);
@@ -461,6 +460,7 @@ impl ObjectStore {
                 self.apply_api_server(origin, BTreeSet::new());
             }
             WatchedKind::Slices => self.apply_endpoints(origin, Vec::new()),
+            // Only gateways use these objects.
             WatchedKind::Secrets | WatchedKind::Deployments | WatchedKind::GatewayServices => {}
             WatchedKind::Custom(_) => {
                 let affected = self.custom_resources.remove(origin);
@@ -562,7 +562,7 @@ impl ObjectStore {
             }
         }
         rejected.extend(self.custom_resources.list_duplicates());
-        warnings.extend(self.mode_warnings());
+        warnings.extend(self.default_policy_warnings());
         warnings.extend(self.all_overridden_warnings());
         warnings.extend(self.all_floor_warnings());
         rejected.extend(self.forbidden_images());

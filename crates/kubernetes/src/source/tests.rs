@@ -56,7 +56,7 @@ async fn an_object_is_reported_as_programmed_only_after_its_update_was_sent() {
     let permit = update_sender.clone().reserve_owned().await.unwrap();
     let mut tasks = JoinSet::new();
     tasks.spawn(event_loop.run(update_sender));
-    // All kinds are listed, and the queue of the control plane is full.
+    // All kinds are listed, but the full queue of the control plane delays the update.
     progress.wait_for(ListProgress::is_synced).await.unwrap();
     assert!(!statuses.has_changed().unwrap(), "reported before the update was sent");
     drop(permit);

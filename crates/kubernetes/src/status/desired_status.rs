@@ -16,7 +16,7 @@ pub struct DesiredStatus {
     pub(crate) target: StatusTarget,
     pub(crate) resource: Arc<ApiResource>,
     pub(crate) resource_version: String,
-    /// The latest generation. The statuses of gateways, classes and routes may still be about an earlier one.
+    /// The latest generation. The statuses of gateways, classes and routes may be about an earlier generation.
     pub(crate) generation: i64,
     /// The current status, reduced to the fields that control planes write.
     pub(crate) current_status: Value,
@@ -25,7 +25,7 @@ pub struct DesiredStatus {
     pub(crate) rejection: Option<String>,
     /// A warning about unsupported fields, if any.
     pub(crate) diagnostic: Option<String>,
-    /// The object that takes precedence, for kinds with no place for it in the status.
+    /// A description of the object that takes precedence, for kinds without a status.
     pub(crate) conflict: Option<String>,
     /// A missing object to which the object refers, for kinds without a status.
     pub(crate) missing_reference: Option<String>,
@@ -44,13 +44,13 @@ pub(crate) struct StatusTarget {
 /// The content of the status.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum StatusContent {
-    /// The statuses of a route, for each parent, with the controller's name.
+    /// The status of a route for each of its parents.
     Parents(Vec<RouteParentStatus>),
     Conditions(Vec<StatusCondition>),
     Gateway(GatewayStatus),
     /// The conditions of a GatewayClass, with its generation.
     Class(i64, Vec<StatusCondition>),
-    /// The status in OSM's form: in force, or an error.
+    /// The status in OSM's form: in force, or the reason that the object is not in force.
     Current(Result<(), String>),
     /// The kind has no status.
     NoStatus,
@@ -108,7 +108,7 @@ impl StatusForm {
         }
     }
 
-    /// Extracts the part of a status that is read and written.
+    /// Extracts the fields of a status that control planes read and write; `null` if they are absent.
     pub(crate) fn extract_current(self, status: Option<&Value>) -> Value {
         let status_field = |key: &str| status.and_then(|status| status.get(key)).cloned();
         match self {
@@ -180,8 +180,11 @@ impl DesiredStatus {
         let current_listeners =
             status_field("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
         let listeners = content.listeners.iter().map(|listener| {
-            let is_same_listener = |listener_status: &&Value| listener_status.get("name").is_some_and(|name| *name == listener.name);
-            let current_conditions = current_listeners.iter().find(is_same_listener).and_then(|listener_status| listener_status.get("conditions"));
+            let has_name = |listener_status: &&Value| {
+                listener_status.get("name").is_some_and(|name| *name == listener.name)
+            };
+            let current_listener = current_listeners.iter().find(has_name);
+            let current_conditions = current_listener.and_then(|status| status.get("conditions"));
             let current_conditions = current_conditions.unwrap_or(&Value::Null);
             json!({
                 "name": listener.name,
@@ -234,7 +237,7 @@ impl DesiredStatus {
             && (&self.content, self.generation) == (&other.content, other.generation)
     }
 
-    /// Returns the notes of events, each with its reason.
+    /// Returns the reasons of all events, each with its note; `None` if the event does not apply.
     pub(crate) fn event_notes(&self) -> [(&'static str, Option<&str>); 4] {
         [
             ("Rejected", self.rejection.as_deref()),

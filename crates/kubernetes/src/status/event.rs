@@ -26,7 +26,8 @@ pub(crate) struct WarningEvent {
 }
 
 impl WarningEvent {
-    /// Writes a warning event about an object, reported by `instance`, with the given reason.
+    /// Writes a warning event about an object, reported by `instance`, with the given reason. Returns `None` if the
+    /// write fails.
     pub(crate) async fn write(
         client: &Client,
         instance: &str,
@@ -120,6 +121,7 @@ async fn create_or_count(client: &Client, event: &KubeEvent) -> Result<i32, ApiE
     let api = event_api(client, event)?;
     match api.create(&PostParams::default(), event).await {
         Ok(_) => return Ok(1),
+        // The event exists, so its count is increased below.
         Err(error) if error.status_code() == Some(CONFLICT) => {}
         Err(error) => return Err(error),
     }

@@ -51,7 +51,7 @@ async fn run_election(
         sidecar_facts: identity.sidecar_facts,
     };
     let mut poll_delay = Duration::ZERO;
-    // Open while another control plane holds the Lease.
+    // The watch is open while another control plane holds the Lease.
     let mut lease_events: Option<LeaseEvents> = None;
     loop {
         tokio::select! {
@@ -59,7 +59,7 @@ async fn run_election(
             () = wait_until_released(&mut lease_events) => {}
             Ok(_) = shutdown.wait_for(|shutdown| *shutdown) => break,
         }
-        // A leader that cannot renew in time must have stopped writing before another one may start.
+        // A leader that cannot renew the Lease in time must stop writing before another control plane may start.
         let result = timeout(RENEWAL_INTERVAL, candidate.try_acquire(&api)).await;
         let now = Instant::now();
         if let Ok(Err(error)) = &result {
@@ -92,6 +92,7 @@ async fn run_election(
     is_leader.send_replace(false);
     match timeout(RELEASE_TIMEOUT, candidate.release(&api)).await {
         Ok(Ok(true)) => tracing::info!(name = candidate.name, "released the lease"),
+        // This control plane did not hold the Lease.
         Ok(Ok(false)) => {}
         Ok(Err(error)) => tracing::warn!(%error, "cannot release the lease; it expires on its own"),
         Err(_) => tracing::warn!("the lease was not released in time; it expires on its own"),
@@ -116,6 +117,7 @@ async fn wait_until_released(events: &mut Option<LeaseEvents>) {
             Err(error) => tracing::debug!(%error, "cannot watch the lease"),
         }
     }
+    // The stream of a watch does not end by itself.
     std::future::pending().await
 }
 
@@ -133,7 +135,7 @@ struct LeaseCandidate {
     name: String,
     /// The last observed version of the Lease, and the time since it has been unchanged.
     observed_version: Option<(String, Instant)>,
-    /// The time of the last renewal.
+    /// The start of the last successful renewal; `None` if another control plane holds the Lease.
     renewal_time: Option<Instant>,
     /// The reports of sidecars. The holder writes their connections into an annotation of the Lease.
     sidecar_facts: watch::Receiver<Arc<SidecarFacts>>,
@@ -215,8 +217,8 @@ impl LeaseCandidate {
         lease
     }
 
-    /// Updates the renewal time after a write. Returns true if this control plane holds the Lease, and false
-    /// after a conflict with another writer.
+    /// Records the outcome of a write in the renewal time. Returns true if this control plane holds the Lease, and
+    /// false after a conflict with another writer.
     fn record_outcome(
         &mut self,
         outcome: Result<(), ApiError>,

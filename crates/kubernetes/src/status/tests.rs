@@ -82,7 +82,7 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     assert_eq!(patches(&server), 10);
     let [event] = &events(&server)[..] else { panic!("the object has one event") };
     assert_eq!(event["reason"], "StatusUpdateFailed");
-    // Another control plane reports it while that one is the leader.
+    // A control plane that is not the leader reports no failures, because the leader does so.
     writer.publish_failures(false);
     assert!(reported.borrow().is_empty());
     server.store.lock().unwrap().forbidden = None;

@@ -82,6 +82,7 @@ impl WebhookAuthority {
         let parsed = x509_parser::parse_x509_certificate(&der);
         let (_, parsed) = parsed
             .map_err(|_| WebhookAuthorityError::Unreadable("the certificate is malformed"))?;
+        // A time before 1970 counts as expired.
         let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         Ok(UNIX_EPOCH + Duration::from_secs(seconds))
     }

@@ -70,6 +70,7 @@ impl ClientAuthorities {
             }
         };
         let verifier = build_verifier(&self.path, &content);
+        // Invalid content is kept as well, so that its error is reported once.
         self.content = content;
         match verifier {
             Ok(verifier) => {

@@ -34,6 +34,7 @@ pub(super) async fn renew_certificates(
         format!("{CONTROL}.{namespace}.svc"),
         format!("{CONTROL}.{namespace}.svc.cluster.local"),
     ];
+    // The authority in use, and the time since which its certificate is in use.
     let mut current_authority: Option<(WebhookAuthority, SystemTime)> = None;
     let mut pause = MIN_PAUSE;
     loop {
@@ -44,6 +45,7 @@ pub(super) async fn renew_certificates(
             // server does not trust yet.
             let trust_result = bundle::publish_bundle(&client, &authority.certificates).await;
             let is_current = current_authority.as_ref().is_some_and(|(authority_in_use, since)| {
+                // A certificate is renewed after a third of its lifetime.
                 let age = now.duration_since(*since).unwrap_or_default();
                 *authority_in_use == authority && age < SERVING_LIFETIME / 3
             });
@@ -67,7 +69,7 @@ pub(super) async fn renew_certificates(
             }
         }
         if wait_for_next(pause, client_authorities.as_mut()).await == WakeReason::ClientsChanged {
-            // Immediately, even if the API server does not respond.
+            // The new CA certificates apply immediately, even if the API server does not respond.
             let verifier = client_authorities.as_ref().map(ClientAuthorities::verifier);
             let now = SystemTime::now();
             let config = current_authority
@@ -75,6 +77,7 @@ pub(super) async fn renew_certificates(
                 .map(|(authority, _)| authority.server_config(dns_names.clone(), verifier, now));
             match config {
                 Some(Ok(config)) => drop(tls_config_sender.send_replace(Some(Arc::new(config)))),
+                // The next attempt creates the configuration.
                 Some(Err(_)) | None => current_authority = None,
             }
         }
@@ -112,7 +115,7 @@ async fn wait_for_next(
     }
 }
 
-/// Returns the authority in the Secret. Creates it if there is none, and replaces one that expires soon.
+/// Returns the authority in the Secret. Creates an authority if there is none, and replaces it if it expires soon.
 async fn open_authority(
     secrets: &ObjectApi<Secret>,
     now: SystemTime,

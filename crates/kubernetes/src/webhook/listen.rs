@@ -62,6 +62,7 @@ pub(super) async fn serve_connections(
             connection = listener.next_until(accept_end.wait_requested()), if has_capacity => connection,
         };
         let Some((stream, peer)) = connection else { break };
+        // The caller has waited for the first configuration.
         let Some(tls_config) = tls_configs.borrow().clone() else { continue };
         let source = ConnectionSource::from(peer);
         let pending_connection = admission.admit(source);
@@ -170,7 +171,7 @@ impl WebhookState {
                 );
             }
         };
-        // Until here the connection waits for the peer.
+        // Until here the connection waits for the client, and may be closed in favor of a new connection.
         let _request_in_progress = pending_connection.start_request();
         self.review_response(&body, source).await
     }
@@ -251,19 +252,19 @@ const MAX_BODY_BYTES: usize = 8 << 20;
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of open connections.
 const MAX_CONNECTIONS: usize = 1024;
-/// The maximum number of connections without a request; half as many from one source: an API server that
-/// creates many pods at once opens a connection for each.
+/// The maximum number of connections without a request; half as many from one source. An API server that creates
+/// many pods at once opens a connection for each pod.
 pub(super) const MAX_WAITING_CONNECTIONS: usize = 256;
-/// The maximum number of reviews in progress; further ones are rejected. Their connections are not closed in
-/// favor of others, unlike waiting ones, so they are limited to half of all.
+/// The maximum number of reviews in progress; further reviews are rejected. Connections with a review in progress
+/// are not closed in favor of new connections, so they may be only half of all connections.
 const MAX_REVIEWS: usize = MAX_CONNECTIONS / 2;
 /// The maximum number of reviews of one source: an API server that creates many pods at once has one for each,
 /// for milliseconds.
 const MAX_REVIEWS_PER_SOURCE: usize = MAX_CONNECTIONS / 4;
 /// The maximum time of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum time between requests. It exceeds the 90 s after which the API server closes idle connections:
-/// if both sides may close at the same time, requests are lost.
+/// The maximum time between requests. It exceeds the 90 s after which the API server closes idle connections. A
+/// request is lost if the webhook closes the connection while the API server sends the request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The maximum time to read the namespace of a pod.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(4);

@@ -19,10 +19,11 @@ use crate::inject::{
 #[derive(Debug)]
 pub(super) struct AdmissionRequest {
     uid: String,
-    /// The client that sent it.
+    /// The client that sent the request.
     source: ConnectionSource,
     /// The namespace of the object; `None` for cluster-scoped objects.
     namespace: Option<NamespaceName>,
+    /// The pod to create; `null` for all other requests.
     object: Value,
 }
 
@@ -149,7 +150,7 @@ impl AdmissionRequest {
         let metadata = &self.object["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty());
         let name = name.or(metadata["generateName"].as_str()).unwrap_or_default();
-        // The API server has not validated it yet.
+        // The API server has not validated the length of the name yet.
         truncate_bytes(name, MAX_NAME_BYTES)
     }
 }

@@ -37,16 +37,16 @@ struct ApiServerState {
     secret: Mutex<Option<Value>>,
     bundle: watch::Sender<String>,
     /// The requests about namespaces, each as method and URI.
-    namespaces: Mutex<Vec<String>>,
-    /// A request about the namespace `slow` has arrived.
+    namespace_requests: Mutex<Vec<String>>,
+    /// Notified when a request about the namespace `slow` arrives.
     slow_arrived: Notify,
-    /// Permits for responses to it.
+    /// Permits for responses to requests about the namespace `slow`.
     slow_permits: Semaphore,
 }
 
 impl ApiServerState {
-    fn take_namespaces(&self) -> Vec<String> {
-        std::mem::take(&mut self.namespaces.lock().unwrap())
+    fn take_namespace_requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.namespace_requests.lock().unwrap())
     }
 }
 
@@ -58,7 +58,7 @@ async fn start_api_server(tasks: &mut JoinSet<()>) -> (Arc<ApiServerState>, Clie
     let api_state = Arc::new(ApiServerState {
         secret: Mutex::new(None),
         bundle: watch::Sender::default(),
-        namespaces: Mutex::default(),
+        namespace_requests: Mutex::default(),
         slow_arrived: Notify::new(),
         slow_permits: Semaphore::new(0),
     });
@@ -90,7 +90,7 @@ impl ApiServerState {
         let body = body.collect().await.unwrap().to_bytes();
         let uri = parts.uri.to_string();
         if !uri.ends_with(&format!("/secrets/{WEBHOOK_SECRET}")) && uri.contains("/namespaces/") {
-            self.namespaces.lock().unwrap().push(format!("{} {uri}", parts.method));
+            self.namespace_requests.lock().unwrap().push(format!("{} {uri}", parts.method));
         }
         if uri == "/api/v1/namespaces/slow" {
             self.slow_arrived.notify_one();
@@ -291,7 +291,7 @@ impl WebhookFixture {
         let mut bundles = api_state.bundle.subscribe();
         let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
         // The webhook has its certificate by now.
-        api_state.take_namespaces();
+        api_state.take_namespace_requests();
         Self { api_state, address, bundle, stop, webhook, _tasks: tasks }
     }
 
@@ -315,9 +315,9 @@ async fn serve_all_clients(
     listener: TcpListener,
     settings: watch::Receiver<InjectionSettings>,
     stop: watch::Receiver<bool>,
-    linger: Duration,
+    shutdown_delay: Duration,
 ) -> Result<(), WebhookError> {
-    serve_with(client, listener, None, settings, stop, linger).await
+    serve_with(client, listener, None, settings, stop, shutdown_delay).await
 }
 
 fn test_settings() -> watch::Receiver<InjectionSettings> {
@@ -467,11 +467,11 @@ async fn a_namespace_that_is_not_a_label_is_rejected_without_an_api_request() {
         let (status, response) =
             served.send_review(&pod_review(&json!(namespace), &json!({"spec": {}}))).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{namespace:?}: {response}");
-        assert_eq!(served.api_state.take_namespaces(), [""; 0], "{namespace:?}");
+        assert_eq!(served.api_state.take_namespace_requests(), [""; 0], "{namespace:?}");
     }
     let (status, _) = served.send_review(&pod_review(&Value::Null, &json!({"spec": {}}))).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert_eq!(served.api_state.take_namespaces(), [""; 0]);
+    assert_eq!(served.api_state.take_namespace_requests(), [""; 0]);
 }
 
 #[tokio::test]
@@ -498,7 +498,11 @@ async fn no_other_text_of_a_review_is_part_of_an_api_path() {
         review["request"]["oldObject"] = pod;
         let (status, response) = served.send_review(&review).await;
         assert_eq!(status, StatusCode::OK, "{text:?}: {response}");
-        assert_eq!(served.api_state.take_namespaces(), ["GET /api/v1/namespaces/shop"], "{text:?}");
+        assert_eq!(
+            served.api_state.take_namespace_requests(),
+            ["GET /api/v1/namespaces/shop"],
+            "{text:?}"
+        );
     }
 }
 
@@ -535,8 +539,8 @@ async fn clients_without_a_certificate_of_the_authority_are_not_served() {
     };
     assert!(is_served(Some(&first_client)).await);
     assert!(!is_served(None).await && !is_served(Some(&second_client)).await);
-    served.api_state.take_namespaces();
-    // The file is reloaded: an invalid file changes nothing, another CA does.
+    served.api_state.take_namespace_requests();
+    // The file is reloaded. An invalid file changes nothing, a file with another CA replaces the first CA.
     std::fs::write(&path, "broken").unwrap();
     assert!(is_served(Some(&first_client)).await);
     std::fs::write(&path, &second_ca).unwrap();
@@ -584,7 +588,7 @@ async fn pods_are_reviewed_despite_ten_times_as_many_idle_connections() {
         "namespace": "shop", "object": {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}},
     }});
     for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
-        // The limit of one source.
+        // The limit of one source is half of all waiting connections.
         let connection_count = 10 * listen::MAX_WAITING_CONNECTIONS / 2;
         expect_served(address, connection_count, sent, b"h2", async || {
             let (status, _) = send_review(address, &bundle, MUTATE_PATH, &review).await;

@@ -32,6 +32,7 @@ impl Http2Request {
         while let Some(bytes) = response_body.data().await {
             let bytes = bytes.map_err(|error| classify_error(&error))?;
             grpc_message.record_bytes(&bytes);
+            // Fails only if more bytes are released than were received.
             drop(response_body.flow_control().release_capacity(bytes.len()));
         }
         let grpc_status = match self.response_kind {
@@ -60,7 +61,7 @@ async fn read_grpc_status(
     Ok(u8::try_from(code).unwrap_or(GRPC_UNKNOWN))
 }
 
-/// The received part of a gRPC message; its content is ignored.
+/// The progress of a received gRPC message. Its prefix states the length, and its content is ignored.
 #[derive(Debug, Default)]
 struct GrpcMessage {
     prefix: [u8; GRPC_PREFIX_BYTES],

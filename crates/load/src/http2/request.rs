@@ -15,7 +15,7 @@ pub(super) struct Http2Request {
     pub(super) response_kind: ResponseKind,
 }
 
-/// The kind of the response.
+/// The kind of the response, which determines whether the request succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResponseKind {
     /// The HTTP status decides on success.

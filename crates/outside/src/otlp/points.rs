@@ -34,7 +34,9 @@ impl TimeRange {
 #[derive(Debug)]
 pub struct MetricRequests {
     resource: OtlpResource,
+    /// The start of the time range, in nanoseconds since 1970.
     start_time_unix_nano: u64,
+    /// The end of the time range, in nanoseconds since 1970.
     time_unix_nano: u64,
     /// The size at which a request is full, in bytes.
     max_bytes: usize,
@@ -151,6 +153,7 @@ impl MetricVisitor for MetricRequests {
     fn begin_metric(&mut self, metric: &'static MetricFamily) {
         self.close_metric();
         self.current_family = Some(metric);
+        // The fields of a metric are the name, the description, the unit and the data.
         self.request_bytes += metric.name.len() + metric.help.len() + 4 * ELEMENT_BYTES;
     }
 
@@ -161,6 +164,7 @@ impl MetricVisitor for MetricRequests {
         };
         let is_gauge = self.current_family.is_some_and(|family| family.kind == MetricKind::Gauge);
         let point = NumberPoint {
+            // The values of a gauge do not accumulate, so they have no start.
             start_time_unix_nano: if is_gauge { 0 } else { self.start_time_unix_nano },
             time_unix_nano: self.time_unix_nano,
             value: Some(value),
@@ -200,7 +204,7 @@ impl MetricVisitor for MetricRequests {
     }
 }
 
-/// Returns the labels with a value as attributes: Prometheus treats an empty label as absent.
+/// Returns the labels as attributes, without empty ones: Prometheus treats an empty label as absent.
 fn label_attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
     let non_empty = labels.iter().filter(|(_, value)| !value.is_empty());
     non_empty

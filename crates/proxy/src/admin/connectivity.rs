@@ -71,11 +71,13 @@ async fn check_endpoints(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Ve
                 "reason": outcome.err().map(Reason::label),
                 "duration_ms": started.elapsed().as_secs_f64() * 1e3,
             });
+            // The fixed width sorts ports as numbers.
             (format!("{} {:05}", endpoint.id.workload, endpoint.id.port), result)
         });
     }
     let mut results = Vec::new();
     while let Some(task_result) = check_tasks.join_next().await {
+        // A check that panicked has no result.
         results.extend(task_result.ok());
     }
     results
@@ -101,7 +103,7 @@ async fn check_endpoint(endpoint: &Endpoint, tls_context: &TlsContext<'_>) -> Re
     result.unwrap_or(Err(Reason::ConnectTimeout))
 }
 
-/// The maximum number of endpoints checked per query.
+/// The maximum number of endpoints checked per query, since each check opens a connection.
 const MAX_ENDPOINTS: usize = 16;
 /// The timeout of each endpoint; together with [`MAX_DISCOVERY_WAIT`], less than the timeout of the caller.
 const MAX_ENDPOINT_WAIT: Duration = Duration::from_secs(2);

@@ -38,7 +38,7 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
         None => None,
         Some(None) => Some("waiting for the Gateway of this proxy"),
         Some(Some(gateway)) => {
-            // All ports are opened in one pass: once one of them is open, the others were tried. A port that another
+            // All ports are opened in one pass: an open port shows that all of them were tried. A port that another
             // process uses does not make the gateway unready.
             let mut ports = gateway.ports.iter().map(|port| format!("gateway-{}", port.port));
             if gateway.ports.is_empty() || ports.any(is_open) {
@@ -78,8 +78,8 @@ pub(super) fn current_config(admin: &Admin) -> Value {
         "mtls": workload_config.mtls.as_str(),
         "absent": config.absent_services().map(ToString::to_string).collect::<Vec<_>>(),
         "tracing": tracing_settings(admin),
-        "access_log": access_log(admin),
-        "metrics": metrics_push(admin),
+        "access_log": access_log_settings(admin),
+        "metrics": metrics_push_settings(admin),
         "taps": active_taps(admin),
         "certificate": certificate_details(admin),
     })
@@ -279,7 +279,7 @@ fn render_service(service: &ServiceConfig) -> Value {
     json!({ "name": service.name.to_string(), "client_access": format!("{:?}", service.client_authorization), "ports": ports })
 }
 
-/// Returns the active taps.
+/// Returns the ID and the service of each active tap.
 fn active_taps(admin: &Admin) -> Vec<Value> {
     let settings = admin.config_store.observability.active_settings();
     let taps = settings.iter().flat_map(|settings| settings.taps()).map(|tap| tap.matcher.tap());
@@ -301,7 +301,7 @@ fn tracing_settings(admin: &Admin) -> Value {
 
 /// Returns the access log settings, with the collector if the destination is not standard output; null without
 /// an access log.
-fn access_log(admin: &Admin) -> Value {
+fn access_log_settings(admin: &Admin) -> Value {
     let settings = admin.config_store.observability.active_settings();
     let Some(log) = settings.as_ref().and_then(|settings| settings.access_log()) else {
         return Value::Null;
@@ -314,7 +314,7 @@ fn access_log(admin: &Admin) -> Value {
 }
 
 /// Returns the settings of the metrics push; null if metrics are not pushed.
-fn metrics_push(admin: &Admin) -> Value {
+fn metrics_push_settings(admin: &Admin) -> Value {
     let Some(push) = admin.config_store.observability.subscribe_metrics().borrow().clone() else {
         return Value::Null;
     };

@@ -15,8 +15,8 @@ use prost::Message;
 
 use super::CheckError;
 use super::protobuf::{
-    Address, AttributeRequest, Attributes, CheckRequest, CheckResponse, Denied, HeaderValueOption,
-    HttpRequest, Okay, Pair, Peer, SocketAddress, Time,
+    Address, AttributeRequest, Attributes, CheckRequest, CheckResponse, DeniedResponse,
+    HeaderValueOption, HttpRequest, KeyValuePair, OkResponse, Peer, SocketAddress, Time,
 };
 use crate::http::buffered_body::BufferedExcerpt;
 use crate::http::request::Request;
@@ -44,8 +44,8 @@ pub(crate) struct ConnectionPeers<'a> {
     pub(crate) service: Option<&'a ServiceName>,
 }
 
-/// Builds the message of a check request. `edits`: the header changes of earlier checks. `excerpt`: the part of
-/// the body that the rule sends.
+/// Builds the message of a check request. `edits`: the header changes of earlier checks. `excerpt`: the beginning
+/// of the body, if the rule sends it.
 pub(crate) fn build_request(
     rule: &CompiledAuthorization,
     request: &Request<'_>,
@@ -75,14 +75,16 @@ pub(crate) fn build_request(
     };
     let first_value = |name: &str| view.fields.first_value(name).map(|value| value.into_owned());
     let mut headers = select_headers(rule, request, view, edits, &path);
+    // Only a complete excerpt has the length of the body.
     let complete_excerpt = excerpt.as_ref().filter(|excerpt| !excerpt.is_partial);
     let body_length = complete_excerpt.and_then(|excerpt| i64::try_from(excerpt.bytes.len()).ok());
     if let Some(excerpt) = &excerpt {
         let value = excerpt.is_partial.to_string();
-        headers.push(Pair { key: PARTIAL_BODY_HEADER.to_owned(), value });
+        headers.push(KeyValuePair { key: PARTIAL_BODY_HEADER.to_owned(), value });
     }
     let declared_length = first_value("content-length").and_then(|length| length.parse().ok());
     let packs_as_bytes = rule.rule.body.is_some_and(|body| body.pack_as_bytes);
+    // The service reads one of the two fields, as the rule configures.
     let (body, raw_body) = match excerpt {
         Some(excerpt) if packs_as_bytes => (String::new(), excerpt.bytes),
         Some(excerpt) => (excerpt_text(&excerpt), Bytes::new()),
@@ -95,6 +97,7 @@ pub(crate) fn build_request(
         path,
         host: view.authority.to_owned(),
         scheme: APPLICATION_SCHEME.to_owned(),
+        // -1: the length is unknown, as in Envoy.
         size: declared_length.or(body_length).unwrap_or(-1),
         protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
         body,
@@ -108,7 +111,7 @@ pub(crate) fn build_request(
         .rule
         .context_extensions
         .iter()
-        .map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
+        .map(|(key, value)| KeyValuePair { key: key.clone(), value: value.clone() });
     let attributes = Attributes {
         source: Some(peer(peers.from, peers.client)),
         destination: Some(destination),
@@ -138,7 +141,7 @@ fn select_headers(
     view: &RequestView<'_>,
     edits: &HeaderEdits,
     path: &str,
-) -> Vec<Pair> {
+) -> Vec<KeyValuePair> {
     let is_reported = |name: &str| match &rule.rule.headers {
         None => true,
         Some(names) => names.iter().any(|reported| reported == name),
@@ -149,12 +152,12 @@ fn select_headers(
         (":path", path),
         (":scheme", APPLICATION_SCHEME),
     ];
-    let mut reported_headers: Vec<Pair> = Vec::new();
+    let mut reported_headers: Vec<KeyValuePair> = Vec::new();
     for (key, value) in pseudo_headers {
         // A list of names selects headers, not pseudo-headers; other attributes of the check request contain
         // their values.
         if rule.rule.headers.is_none() {
-            reported_headers.push(Pair { key: key.to_owned(), value: value.to_owned() });
+            reported_headers.push(KeyValuePair { key: key.to_owned(), value: value.to_owned() });
         }
     }
     for field in &request.head.fields {
@@ -173,12 +176,13 @@ fn select_headers(
         }
         match reported_headers.iter_mut().find(|existing| existing.key == name) {
             Some(existing) => existing.value.extend([",", &value]),
-            None => reported_headers.push(Pair { key: name, value: value.into_owned() }),
+            None => reported_headers.push(KeyValuePair { key: name, value: value.into_owned() }),
         }
     }
     let added_headers = edits.set.iter().filter(|header| is_reported(&header.name));
     reported_headers.extend(
-        added_headers.map(|header| Pair { key: header.name.clone(), value: header.value.clone() }),
+        added_headers
+            .map(|header| KeyValuePair { key: header.name.clone(), value: header.value.clone() }),
     );
     reported_headers
 }
@@ -200,6 +204,7 @@ pub(crate) fn parse_decision(
     match (is_ok, response.denied, response.ok) {
         // An empty message allows the request, as in Envoy.
         (true, None, ok) => parse_allowed(ok.unwrap_or_default(), view),
+        // A denial prevails over a status of OK in the same message.
         (_, denied, _) => {
             Ok(AuthorizationResult::Denied(denied_response(denied.unwrap_or_default())))
         }
@@ -207,7 +212,10 @@ pub(crate) fn parse_decision(
 }
 
 /// Converts the header options of an allow decision to edits.
-fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult, CheckError> {
+fn parse_allowed(
+    ok: OkResponse,
+    view: &RequestView<'_>,
+) -> Result<AuthorizationResult, CheckError> {
     if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
         return Err(unusable_response("it changes the query string, which is not supported"));
     }
@@ -230,12 +238,12 @@ fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult
 }
 
 /// Converts a denial to the client's response, with the status 403 by default.
-fn denied_response(denied: Denied) -> FixedResponse {
+fn denied_response(denied: DeniedResponse) -> FixedResponse {
     let code = denied.status.map(|status| status.code).unwrap_or_default();
     let status = u16::try_from(code).ok().filter(|status| FixedResponse::is_valid_status(*status));
     let mut headers = Vec::new();
     for option in denied.headers {
-        // Invalid headers are left out: the request is denied in any case.
+        // Invalid headers are omitted: the request is denied in any case.
         let Ok(HeaderChange { name, value, .. }) = header_change(option, HeaderAction::Append)
         else {
             continue;
@@ -251,7 +259,8 @@ fn denied_response(denied: Denied) -> FixedResponse {
     FixedResponse { status: status.or(Some(StatusCode::FORBIDDEN.as_u16())), body, headers }
 }
 
-/// Converts a header option. `default` applies if the option does not specify an action.
+/// Converts a header option. `default` applies if the option does not specify an action. The numbers of
+/// `append_action` are those of Envoy's `HeaderAppendAction`; the older field `append` has precedence.
 fn header_change(
     option: HeaderValueOption,
     default: HeaderAction,

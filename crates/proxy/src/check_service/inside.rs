@@ -77,6 +77,7 @@ async fn send_once(
         outcome_guard.finish(
             worker,
             match &outcome {
+                // The endpoint responded with 200, even if the gRPC call failed.
                 Ok(_)
                 | Err(CheckError::Protocol(_) | CheckError::Unusable(_) | CheckError::Grpc(_)) => {
                     EndpointResult::Response { status: 200, grpc: None }
@@ -127,6 +128,7 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
     let mut message_bytes = BytesMut::new();
     loop {
         match stream.next().await.map_err(stream_error_reason)? {
+            // An interim response (1xx) contains no result.
             Incoming::Head { interim: true, .. } => {}
             Incoming::Head { head: bytes, rejected, end, .. } => {
                 let mut head = ResponseHead::default();
@@ -144,6 +146,7 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
                 if head.status != 200 {
                     return Err(CheckError::Status(head.status));
                 }
+                // A response without a message has its gRPC status in the head (trailers-only).
                 if end {
                     call.finish_response(&bytes, &head);
                     break;

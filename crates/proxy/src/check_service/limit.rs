@@ -14,8 +14,8 @@ use prost::Message;
 
 use super::CheckError;
 use super::protobuf::{
-    DescriptorStatus, HeaderValue, Number, Pair, RateLimitDescriptor, RateLimitRequest,
-    RateLimitResponse,
+    DescriptorStatus, HeaderValue, KeyValuePair, RateLimitDescriptor, RateLimitRequest,
+    RateLimitResponse, UInt64Value,
 };
 
 /// The decision of a rate limit service.
@@ -37,8 +37,13 @@ pub(crate) fn build_request(
     let have_same_addend =
         descriptors.iter().all(|descriptor| descriptor.hits_addend == first_addend);
     let wire_descriptors = descriptors.into_iter().map(|descriptor| RateLimitDescriptor {
-        entries: descriptor.entries.into_iter().map(|(key, value)| Pair { key, value }).collect(),
-        hits_addend: (!have_same_addend).then(|| Number { value: descriptor.hits_addend.into() }),
+        entries: descriptor
+            .entries
+            .into_iter()
+            .map(|(key, value)| KeyValuePair { key, value })
+            .collect(),
+        hits_addend: (!have_same_addend)
+            .then(|| UInt64Value { value: descriptor.hits_addend.into() }),
     });
     let request = RateLimitRequest {
         domain: limit.rule.domain.clone(),
@@ -79,7 +84,7 @@ pub(crate) fn parse_decision(
         OVER_LIMIT => {
             let rule_response = limit.response.as_deref().cloned().unwrap_or_default();
             let body = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
-            // Invalid headers are left out: the request is over the limit in any case.
+            // Invalid headers are omitted: the request is over the limit in any case.
             let response_changes =
                 response_headers_to_add.into_iter().filter_map(|header| header_change(header).ok());
             let valid_edits = response_changes
@@ -108,6 +113,7 @@ fn header_changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, CheckE
     headers.into_iter().map(header_change).collect()
 }
 
+/// Converts a header to a change that appends it. An error means that `raw_value` is not UTF-8.
 fn header_change(header: HeaderValue) -> Result<HeaderChange, CheckError> {
     let value = match header.raw_value.is_empty() {
         true => header.value,
@@ -116,8 +122,8 @@ fn header_change(header: HeaderValue) -> Result<HeaderChange, CheckError> {
     Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, action: HeaderAction::Append })
 }
 
-/// Returns the limit with the fewest remaining requests, in the three headers of
-/// `draft-polli-ratelimit-headers-03`, as Envoy writes them.
+/// Describes the limit with the fewest remaining requests in the three headers of
+/// `draft-polli-ratelimit-headers-03`, as Envoy writes them. Returns no headers if no status has a limit.
 fn rate_limit_headers(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
     let limited_statuses =
         statuses.iter().filter_map(|status| Some((status, status.current_limit.as_ref()?)));
@@ -155,7 +161,8 @@ fn time_until_reset(status: &DescriptorStatus) -> Option<Duration> {
     Some(Duration::new(u64::try_from(time.seconds).ok()?, u32::try_from(time.nanos).ok()?))
 }
 
-/// Returns the length of a `RateLimitResponse.RateLimit` unit in seconds; `None` if the unit is unknown.
+/// Returns the length of a unit in seconds, by its number in `RateLimitResponse.RateLimit.Unit`; `None` if the unit is
+/// unknown.
 fn unit_seconds(unit: i32) -> Option<u64> {
     const DAY: u64 = 24 * 3600;
     let (_, seconds) =

@@ -47,8 +47,8 @@ impl From<CheckError> for FailedCall {
 }
 
 impl CheckServiceConnections {
-    /// Sends a check request, and repeats it if the server did not process it. At most [`MAX_ATTEMPTS`]
-    /// attempts are made, without those after which the server processed other requests.
+    /// Sends a check request, and repeats it if the server did not process it: at most [`MAX_ATTEMPTS`] times while
+    /// the server processes no other requests either.
     pub(super) async fn send_check(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -73,6 +73,7 @@ impl CheckServiceConnections {
         }
     }
 
+    /// Makes one attempt: sends the request on an open or new connection, and returns the message of the response.
     async fn send_once(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -117,6 +118,7 @@ impl CheckServiceConnections {
         if !head.status.is_success() {
             return Err(CheckError::Status(head.status.as_u16()).into());
         }
+        // The gRPC status follows the message in the trailers. Without a message it is in the head (trailers-only).
         let mut message_bytes = BytesMut::new();
         while let Some(chunk) = body.data().await {
             let chunk = chunk.map_err(protocol_error)?;
@@ -172,6 +174,7 @@ impl CheckServiceConnections {
                 () = attempt_ended => {}
                 Some(checkout) = self.pool.wait_for_room_on_open() => return Ok(checkout),
             }
+            // Without an error the attempt opened a connection, which the next turn of the loop tries.
             let Some(error) = self.last_error.borrow().clone() else { continue };
             if !self.pool.is_open() {
                 return Err(error);
@@ -182,6 +185,7 @@ impl CheckServiceConnections {
         }
     }
 
+    /// Opens a connection and adds it to the pool, or stores the error. Wakes the waiting requests in both cases.
     async fn open_connection(self: Rc<Self>, worker: Rc<Worker>, server: Server) {
         let max_wait = worker.config.limits.connect_timeout;
         let connection = timeout(max_wait, connect(&worker, &server)).await;
@@ -227,7 +231,8 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
     })
 }
 
-/// Reads `grpc-status` from headers or trailers, truncated to [`MAX_STATUS_CHARACTERS`].
+/// Reads `grpc-status` from headers or trailers, truncated to [`MAX_STATUS_CHARACTERS`]. A status that is not ASCII
+/// counts as 2 (`UNKNOWN`). Returns `None` without the field.
 fn read_grpc_status(fields: &HeaderMap) -> Option<String> {
     let status = fields.get("grpc-status")?;
     Some(status.to_str().unwrap_or("2").chars().take(MAX_STATUS_CHARACTERS).collect())

@@ -17,21 +17,21 @@ pub(super) struct Time {
 
 /// `google.protobuf.BoolValue`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Flag {
+pub(super) struct BoolValue {
     #[prost(bool, tag = "1")]
     pub(super) value: bool,
 }
 
 /// `google.protobuf.UInt64Value`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Number {
+pub(super) struct UInt64Value {
     #[prost(uint64, tag = "1")]
     pub(super) value: u64,
 }
 
 /// A key and a value: an entry of a protobuf map or of a rate limit descriptor.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Pair {
+pub(super) struct KeyValuePair {
     #[prost(string, tag = "1")]
     pub(super) key: String,
     #[prost(string, tag = "2")]
@@ -55,7 +55,7 @@ pub(super) struct HeaderValueOption {
     #[prost(message, optional, tag = "1")]
     pub(super) header: Option<HeaderValue>,
     #[prost(message, optional, tag = "2")]
-    pub(super) append: Option<Flag>,
+    pub(super) append: Option<BoolValue>,
     #[prost(int32, tag = "3")]
     pub(super) append_action: i32,
 }
@@ -78,10 +78,10 @@ pub(super) struct Attributes {
     pub(super) request: Option<AttributeRequest>,
     /// Entries of a protobuf map.
     #[prost(message, repeated, tag = "10")]
-    pub(super) context_extensions: Vec<Pair>,
+    pub(super) context_extensions: Vec<KeyValuePair>,
 }
 
-/// `AttributeContext.Peer`.
+/// `AttributeContext.Peer`: the client or the server of the request.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Peer {
     #[prost(message, optional, tag = "1")]
@@ -108,7 +108,7 @@ pub(super) struct SocketAddress {
     pub(super) port_value: u32,
 }
 
-/// `AttributeContext.Request`.
+/// `AttributeContext.Request`: the request and the time of its arrival.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct AttributeRequest {
     #[prost(message, optional, tag = "1")]
@@ -126,7 +126,7 @@ pub(super) struct HttpRequest {
     pub(super) method: String,
     /// Entries of a protobuf map.
     #[prost(message, repeated, tag = "3")]
-    pub(super) headers: Vec<Pair>,
+    pub(super) headers: Vec<KeyValuePair>,
     #[prost(string, tag = "4")]
     pub(super) path: String,
     #[prost(string, tag = "5")]
@@ -149,12 +149,12 @@ pub(super) struct CheckResponse {
     #[prost(message, optional, tag = "1")]
     pub(super) status: Option<Status>,
     #[prost(message, optional, tag = "2")]
-    pub(super) denied: Option<Denied>,
+    pub(super) denied: Option<DeniedResponse>,
     #[prost(message, optional, tag = "3")]
-    pub(super) ok: Option<Okay>,
+    pub(super) ok: Option<OkResponse>,
     /// The response if the check service itself failed.
     #[prost(message, optional, tag = "5")]
-    pub(super) error: Option<Denied>,
+    pub(super) error: Option<DeniedResponse>,
 }
 
 /// `google.rpc.Status`.
@@ -166,7 +166,7 @@ pub(super) struct Status {
 
 /// `envoy.service.auth.v3.DeniedHttpResponse`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Denied {
+pub(super) struct DeniedResponse {
     #[prost(message, optional, tag = "1")]
     pub(super) status: Option<Status>,
     #[prost(message, repeated, tag = "2")]
@@ -177,7 +177,7 @@ pub(super) struct Denied {
 
 /// `envoy.service.auth.v3.OkHttpResponse`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Okay {
+pub(super) struct OkResponse {
     #[prost(message, repeated, tag = "2")]
     pub(super) headers: Vec<HeaderValueOption>,
     #[prost(string, repeated, tag = "5")]
@@ -185,7 +185,7 @@ pub(super) struct Okay {
     #[prost(message, repeated, tag = "6")]
     pub(super) response_headers_to_add: Vec<HeaderValueOption>,
     #[prost(message, repeated, tag = "7")]
-    pub(super) query_parameters_to_set: Vec<Pair>,
+    pub(super) query_parameters_to_set: Vec<KeyValuePair>,
     #[prost(string, repeated, tag = "8")]
     pub(super) query_parameters_to_remove: Vec<String>,
 }
@@ -205,9 +205,9 @@ pub(super) struct RateLimitRequest {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RateLimitDescriptor {
     #[prost(message, repeated, tag = "1")]
-    pub(super) entries: Vec<Pair>,
+    pub(super) entries: Vec<KeyValuePair>,
     #[prost(message, optional, tag = "3")]
-    pub(super) hits_addend: Option<Number>,
+    pub(super) hits_addend: Option<UInt64Value>,
 }
 
 /// `envoy.service.ratelimit.v3.RateLimitResponse`.

@@ -18,8 +18,8 @@ use prost::Message as _;
 use tokio::net::TcpListener;
 
 use super::protobuf::{
-    CheckRequest, CheckResponse, Denied, HeaderValue, HeaderValueOption, Okay, RateLimitRequest,
-    RateLimitResponse, Status,
+    CheckRequest, CheckResponse, DeniedResponse, HeaderValue, HeaderValueOption, OkResponse,
+    RateLimitRequest, RateLimitResponse, Status,
 };
 use super::*;
 use crate::tests::fixture::{
@@ -138,17 +138,17 @@ fn header_option(key: &str, value: &str) -> HeaderValueOption {
 }
 
 fn allow_response() -> Vec<u8> {
-    let allow_message = Okay {
+    let allow_message = OkResponse {
         headers: vec![header_option("x-user", "ann")],
         headers_to_remove: vec!["cookie".to_owned()],
         response_headers_to_add: vec![header_option("x-decided", "yes")],
-        ..Okay::default()
+        ..OkResponse::default()
     };
     CheckResponse { ok: Some(allow_message), ..CheckResponse::default() }.encode_to_vec()
 }
 
 fn deny_response() -> Vec<u8> {
-    let deny_message = Denied {
+    let deny_message = DeniedResponse {
         status: Some(Status { code: 401 }),
         headers: vec![header_option("www-authenticate", "Basic")],
         body: "who are you?".to_owned(),
@@ -475,7 +475,7 @@ fn a_response_over_the_size_limit_is_an_error() {
         let mesh = Mesh::permissive(app.address).await;
         let recorder = RecordingService::respond_with(|_| {
             let body = "a".repeat(message::MAX_RESPONSE_BYTES);
-            let deny_message = Denied { body, ..Denied::default() };
+            let deny_message = DeniedResponse { body, ..DeniedResponse::default() };
             Some(
                 CheckResponse { denied: Some(deny_message), ..CheckResponse::default() }
                     .encode_to_vec(),

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 /// A token bucket for control plane queries. Most new names under the cluster domain do not exist, but result
 /// from the application's search list.
 pub(super) struct QueryBudget {
+    /// The number of new names that may be queried now.
     tokens: u32,
+    /// The time up to which tokens were added.
     refilled_at: Instant,
     /// The last permitted name: queries for both IP versions of a name count once.
     last_name: Option<ServiceName>,
@@ -19,7 +21,8 @@ impl QueryBudget {
         Self { tokens: MAX_TOKENS, refilled_at: now, last_name: None }
     }
 
-    /// Takes a token for a query of a new name. Returns false if no token is left.
+    /// Takes a token for a query of a new name; a further query of the last permitted name needs none. Returns false if
+    /// no token remains.
     pub(super) fn try_withdraw(&mut self, name: &ServiceName, now: Instant) -> bool {
         if self.last_name.as_ref() == Some(name) {
             return true;
@@ -28,6 +31,7 @@ impl QueryBudget {
             / TOKEN_INTERVAL.as_millis();
         let new_tokens = u32::try_from(elapsed_intervals).unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
         self.tokens = (self.tokens + new_tokens).min(MAX_TOKENS);
+        // The unused fraction of an interval counts towards the next token, unless the bucket is full.
         self.refilled_at = if self.tokens == MAX_TOKENS {
             now
         } else {

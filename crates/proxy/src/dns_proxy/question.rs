@@ -76,7 +76,7 @@ impl fmt::Display for ClusterDomain {
 #[error("is not a cluster domain; use one such as cluster.local")]
 pub struct InvalidDomain;
 
-/// The kind of a received packet.
+/// The result of parsing a received packet.
 #[derive(Debug)]
 pub(super) enum ParsedQuery {
     /// The packet is not a DNS query: it is too short, or a response.
@@ -100,6 +100,7 @@ pub(super) struct ServiceQuery {
 
 /// Parses a packet. Queries that are not fully understood count as [`ParsedQuery::OutsideMesh`].
 pub(super) fn parse_query(packet: &[u8], domain: &ClusterDomain) -> ParsedQuery {
+    // A header has twelve bytes (RFC 1035 §4.1.1).
     let [_, _, flags, _, _, _, _, _, _, _, _, _, ..] = packet else {
         return ParsedQuery::Invalid;
     };
@@ -178,6 +179,7 @@ impl ServiceQuery {
         let mut fitting_records = std::mem::take(&mut response.answers);
         response.metadata.truncation = true;
         let header_len = response.to_vec().ok()?.len();
+        // The records of one response have about the same size.
         let record_len =
             bytes.len().saturating_sub(header_len).div_ceil(fitting_records.len().max(1)).max(1);
         fitting_records.truncate(usize::from(max_size).saturating_sub(header_len) / record_len);
@@ -204,7 +206,8 @@ impl ServiceQuery {
         Some(Record::from_rdata(self.question.name().clone(), TTL_SECONDS, data))
     }
 
-    /// Returns the SOA record for a negative response, with its lifetime (RFC 2308 §3).
+    /// Returns the SOA record for a negative response, with its lifetime (RFC 2308 §3). Its names and times are those of
+    /// CoreDNS.
     fn soa_record(&self) -> Option<Record> {
         let server = Name::from_ascii("ns.dns").ok()?.append_domain(&self.zone).ok()?;
         let responsible_mailbox =

@@ -18,7 +18,7 @@ pub(super) struct Resolvers {
     config_file: PathBuf,
     /// The port of all servers.
     port: u16,
-    /// Returns true for name servers that are skipped.
+    /// Returns true for name servers that are skipped, because their own queries would return to this proxy.
     is_skipped: fn(IpAddr) -> bool,
     /// The last server that responded, tried first so that unresponsive servers do not delay each query.
     last_responsive_server: Cell<Option<SocketAddr>>,
@@ -53,6 +53,7 @@ impl Resolvers {
     ) -> Option<Vec<u8>> {
         let mut servers = self.current_servers();
         let last_responsive_server = self.last_responsive_server.get();
+        // `false` sorts first: the last responsive server precedes the others, which keep their order.
         servers.sort_by_key(|server| Some(*server) != last_responsive_server);
         let deadline = Instant::now() + MAX_TOTAL_WAIT;
         let mut error_response = None;
@@ -120,6 +121,7 @@ impl Resolvers {
             match socket.try_recv(&mut receive_buffer) {
                 Ok(length) => {
                     let response = receive_buffer.get(..length).unwrap_or_default();
+                    // Other packets may be forged: they do not end the wait.
                     if is_response_to(query, response) {
                         return Ok(response.to_vec());
                     }
@@ -144,7 +146,7 @@ async fn query_over_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>>
     }
 }
 
-/// Returns a message with its length prefix for TCP (RFC 1035 §4.2.2).
+/// Returns a message with its length prefix for TCP (RFC 1035 §4.2.2). All messages fit into the 16 bits of the length.
 pub(super) fn frame_message(message: &[u8]) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap_or(u16::MAX);
     let message = message.get(..usize::from(length)).unwrap_or_default();
@@ -216,9 +218,9 @@ const MAX_SERVER_WAIT: Duration = Duration::from_secs(2);
 /// The maximum time to wait for all servers, since clients repeat a query after 5 s. The remaining time is
 /// divided among the remaining servers.
 const MAX_TOTAL_WAIT: Duration = Duration::from_millis(4500);
-/// The interval at which the file is read.
+/// The interval at which the file is read, so that changes apply without a restart.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
-/// The maximum size of a message in bytes.
+/// The maximum size of a message in bytes: the largest that the length prefix for TCP permits.
 const MAX_MESSAGE_BYTES: usize = 65_535;
 /// The size of the header in bytes (RFC 1035 §4.1.1).
 const HEADER_BYTES: usize = 12;

@@ -1,5 +1,4 @@
-//! Builds what all export formats share: the resource identity of exported telemetry, and the names and attributes of
-//! spans.
+//! Builds the resource identity of exported telemetry, and the names and attributes of spans, for all export formats.
 
 use std::net::SocketAddr;
 
@@ -53,6 +52,7 @@ pub(crate) fn span_attributes(trace_entry: &TraceEntry) -> Vec<(&'static str, At
     let optional_text = |value: Option<String>| value.map(AttributeValue::Text);
     let labels = &trace_entry.labels;
     let has_standard_method = is_standard_method(&trace_entry.method);
+    // User information before the host may contain a password.
     let host = trace_entry.authority.rsplit('@').next().unwrap_or_default();
     let status = Some(trace_entry.outcome.status).filter(|status| *status != 0);
     let grpc = trace_entry.outcome.grpc;

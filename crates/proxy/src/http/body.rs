@@ -101,7 +101,7 @@ impl<'a> BodySource<'a> {
         Self::Link { stream, has_ended: false, remaining }
     }
 
-    /// True if the whole body has been taken.
+    /// True if the end of the body was reached, even if the body is shorter than declared.
     pub(crate) fn is_complete(&self) -> bool {
         match self {
             Self::Empty => true,
@@ -154,11 +154,11 @@ impl<'a> BodySource<'a> {
     /// Starts again at the first byte, if the body is buffered.
     pub(crate) fn rewind(&mut self) {
         if let Self::Replay(replay) = self {
-            replay.restart();
+            replay.rewind();
         }
     }
 
-    /// Skips the buffered part, which another attempt has sent.
+    /// Skips the buffered pieces, which another attempt has sent.
     pub(crate) fn skip_buffered(&mut self) {
         if let Self::Replay(replay) = self {
             replay.skip_buffered();
@@ -214,6 +214,7 @@ fn poll_http1(
                     (None, Some(trailers)) => {
                         return Poll::Ready(Ok(Some(BodyPiece::Trailers(trailers))));
                     }
+                    // Only the framing of chunks was decoded.
                     (None, None) => continue,
                 }
             }
@@ -281,6 +282,7 @@ fn check_length(
     if let Some(remaining_bytes) = remaining {
         let arrived_bytes = match &next_piece {
             Some(BodyPiece::Data(data)) => data.len() as u64,
+            // HTTP/1.1 sends trailers only after chunks, never after a body with a declared length.
             Some(BodyPiece::Trailers(_)) => return Err(ReadError::LengthMismatch),
             None if *remaining_bytes > 0 => return Err(ReadError::LengthMismatch),
             None => 0,
@@ -314,6 +316,7 @@ impl BodySink<'_> {
                 if *is_chunked {
                     writer.output_buffer().extend_from_slice(LAST_CHUNK_BEFORE_TRAILERS);
                     writer.output_buffer().extend_from_slice(&trailers);
+                    // The section has ended the body, so `finish_body` writes no last chunk.
                     *is_chunked = false;
                 }
                 Ok(())
@@ -379,7 +382,7 @@ async fn flush(writer: &mut MessageWriter) -> Result<(), ForwardError> {
     })
 }
 
-/// Sends all of `data` on a stream of a link.
+/// Sends all of `data` on a stream of a link; with `end_stream`, the last frame ends the stream.
 pub(crate) async fn send_link_data(
     stream: &LinkStream,
     data: Bytes,
@@ -392,7 +395,7 @@ pub(crate) async fn send_link_data(
     .await
 }
 
-/// Sends all of `data` on an HTTP/2 stream.
+/// Sends all of `data` on an HTTP/2 stream; with `end_stream`, the last frame ends the stream.
 pub(super) async fn send_http2_data(
     stream: &OutgoingBody,
     data: Bytes,
@@ -415,6 +418,7 @@ async fn send_all_data(
         let old_length = data.len();
         match poll_within(stall_timeout, |cx| poll_send(cx, &mut data)).await {
             Some(result) => return result.map_err(|()| ForwardError::Sink),
+            // The peer has taken some data, so the timeout starts again.
             None if data.len() < old_length => {}
             None => return Err(ForwardError::SinkStalled),
         }
@@ -514,6 +518,7 @@ impl PauseLimit<'_> {
         {
             match poll_within(limit, |cx| source.poll_next(cx)).await {
                 Some(next_piece) => return next_piece,
+                // The response has started during the wait, which ends the limit.
                 None if response_started.get() => {}
                 None => return Err(ReadError::Stalled),
             }

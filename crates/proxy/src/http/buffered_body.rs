@@ -22,7 +22,9 @@ pub(crate) struct BufferedPrefix {
     blocks: Vec<BytesMut>,
     /// The number of data bytes in all blocks.
     byte_count: usize,
+    /// The raw trailer section; `None` until it arrives.
     trailers: Option<Bytes>,
+    /// True if the body was read to its end.
     is_whole: bool,
     reservation: BufferReservation,
 }
@@ -78,6 +80,8 @@ impl BufferedPrefix {
         target: BufferTarget,
     ) -> Result<(), BufferingError> {
         let (BufferTarget::Prefix(max_bytes) | BufferTarget::WholeBody(max_bytes)) = target;
+        // At exactly `max_bytes`, one more read reveals if the body is longer. A prefix takes only what has
+        // already arrived, because it is sufficient without it.
         while !self.is_whole && self.byte_count <= max_bytes {
             let available_piece = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
             let next_piece = match available_piece {
@@ -95,6 +99,7 @@ impl BufferedPrefix {
         Ok(())
     }
 
+    /// Adds a piece; `None` stands for the end of the body. `is_last`: no other piece follows.
     fn append_piece(
         &mut self,
         piece: Option<BodyPiece>,
@@ -137,8 +142,8 @@ impl BufferedPrefix {
     pub(crate) fn excerpt(&self, max_bytes: usize) -> BufferedExcerpt {
         let mut bytes = Vec::with_capacity(self.byte_count.min(max_bytes));
         for block in &self.blocks {
-            let (excerpt_part, _) = block.split_at(block.len().min(max_bytes - bytes.len()));
-            bytes.extend_from_slice(excerpt_part);
+            let (excerpt_bytes, _) = block.split_at(block.len().min(max_bytes - bytes.len()));
+            bytes.extend_from_slice(excerpt_bytes);
         }
         let is_partial = !self.is_whole || self.byte_count > max_bytes;
         BufferedExcerpt { bytes: bytes.into(), is_partial }
@@ -154,6 +159,7 @@ impl BufferedPrefix {
 
 /// A source with a buffered prefix.
 pub(crate) struct PrefixedSource<'a> {
+    /// The pieces of the prefix that were not taken yet.
     pieces: VecDeque<BodyPiece>,
     reservation: BufferReservation,
     source: BodySource<'a>,

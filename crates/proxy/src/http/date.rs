@@ -28,7 +28,7 @@ pub(crate) fn current_date() -> DateText {
     })
 }
 
-/// Returns the time since the Unix epoch.
+/// Returns the time since the Unix epoch; zero if the clock of the machine is before it.
 pub(crate) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -49,11 +49,12 @@ fn format_date(unix_second: u64) -> DateText {
         time.minute(),
         time.second(),
     );
+    // A year of five digits would not fit.
     date.as_bytes().try_into().unwrap_or(*b"Thu, 01 Jan 1970 00:00:00 GMT")
 }
 
 thread_local! {
-    /// The last formatted date of this thread, and its second since the Unix epoch.
+    /// The last formatted date of this thread, and its second since the Unix epoch; `u64::MAX` before the first.
     static LATEST_DATE: Cell<(u64, DateText)> = const { Cell::new((u64::MAX, [0; DATE_BYTES])) };
 }
 

@@ -13,8 +13,9 @@ use crate::error::Failure;
 use crate::session::{ListenerKind, Session};
 
 /// Sends an error response. External clients receive the reason without names of policies and workloads.
-/// `is_bodiless`: the client reads no body. `is_grpc_call`: the client expects `grpc-status`. Returns false
-/// if no response is possible and the client must be disconnected.
+/// `is_bodiless`: the client reads no body. `is_grpc_call`: the client expects `grpc-status`. `cors_edits`: the
+/// headers that let a web page read the response. Returns false if no response is possible and the client must
+/// be disconnected.
 pub(crate) async fn send_error(
     failure: &Failure,
     session: &Session,
@@ -24,6 +25,7 @@ pub(crate) async fn send_error(
     cors_edits: Option<&FieldEdits>,
 ) -> bool {
     let status = failure.status();
+    // Status 0 stands for a failure without a response.
     if status == 0 {
         return false;
     }
@@ -38,7 +40,7 @@ pub(crate) async fn send_error(
         Cow::Owned(format!("{label};side={side};workload=\"{workload}\""))
     };
     match responder {
-        // The application responds, and has not processed this request.
+        // The application is reachable, but has not processed this request.
         Responder::Link { stream, .. } if failure.reason == Reason::UpstreamRefused => {
             stream.reset(ResetCode::Refused);
             true
@@ -151,6 +153,7 @@ fn failure_caption(
     }
 }
 
+/// Returns the text of the response: the body that the policy configures, or the caption of the failure.
 fn render_body(failure: &Failure, is_external_client: bool, caption: &str) -> String {
     if let Some(body) = failure.response.as_ref().and_then(|response| response.body.clone()) {
         return body;

@@ -128,7 +128,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// Records that the client's sidecar abandoned this attempt, as opposed to the client abandoning the
     /// request.
     #[cold]
-    pub(crate) fn abandon(&mut self) {
+    pub(crate) fn record_abandonment(&mut self) {
         self.record.mark_abandoned();
     }
 
@@ -138,13 +138,13 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// The connection or stream of the client cannot continue, and is reset with this code.
     pub(crate) async fn run(&mut self) -> Result<(), ResetCode> {
         let Err(mut failure) = self.run_stages().await else {
-            self.record.mark_succeeded();
+            self.record.mark_completed();
             return Ok(());
         };
         self.record.record_failure(&failure);
         if self.response_started.get() {
             // A part of the response has been sent: only a broken connection shows the client that it is
-            // incomplete.
+            // incomplete. A gRPC status that has been read may not have reached the client.
             self.record.grpc.set(None);
             return Err(self.progress.reset_code.get().unwrap_or(ResetCode::Failed));
         }
@@ -308,7 +308,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(resolved_route.config.compiled.limits.admit_request(
             port,
             view,
-            self.caller_account(),
+            self.client_account(),
             now,
         )?)
     }
@@ -323,10 +323,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
         let (worker, limits) = (&self.session.worker, &resolved_route.config.compiled.limits);
-        let is_whole = self.body.is_empty() && !self.request.is_upgrade;
-        let acquire_result = limits.acquire_slot(port, is_whole, worker.config_store.age());
+        let is_fully_sent = self.body.is_empty() && !self.request.is_upgrade;
+        let acquire_result = limits.acquire_slot(port, is_fully_sent, worker.config_store.age());
         let slot = acquire_result
-            .inspect_err(|_| limits.return_tokens(port, view, self.caller_account()))?;
+            .inspect_err(|_| limits.return_tokens(port, view, self.client_account()))?;
         let to_observer = |slot| {
             ResponseObserver::ConcurrencyPermit(Box::new(TimedPermit {
                 slot,
@@ -337,8 +337,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(())
     }
 
-    /// Returns the verified account of the peer; `None` for a client without one.
-    fn caller_account(&self) -> Option<&ServiceAccount> {
+    /// Returns the verified account of the client; `None` for a client outside the mesh.
+    fn client_account(&self) -> Option<&ServiceAccount> {
         self.session.identity.as_ref().map(|identity| &identity.account)
     }
 

@@ -49,7 +49,7 @@ use crate::upstream::pool::ConnectionSharing;
 use crate::upstream::{AttemptTarget, Checkout, Http1Upstream, TimedAttempt};
 use crate::worker::Worker;
 
-/// The progress of an exchange, which determines if it may be retried.
+/// The progress of the current attempt of an exchange, which determines if the request may be retried.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeProgress {
     /// True if a part of the request may have reached an upstream.
@@ -118,6 +118,7 @@ pub(crate) async fn forward_request(
                 false if is_clean && !exchange.request.head.authenticates_connection => {
                     attempt_target.return_connection(connection);
                 }
+                // Any other connection is closed.
                 true | false => {}
             }
             Ok(())
@@ -153,6 +154,7 @@ async fn forward_over_link(
     };
     let stream = open_result.map_err(|error| match error {
         OpenError::TooLarge => Reason::HeadTooLarge,
+        // Another link may still take the request, which was not sent.
         _ => Reason::UpstreamRefused,
     })?;
     exchange.progress.request_sent = true;
@@ -327,6 +329,7 @@ async fn run_directions(
     let (started, is_grpc_call) =
         (exchange.response_started, is_grpc_call(request, responder, &sink));
     let (body_state, io) = (Cell::new(initial_state), responder.client_connection());
+    // The client's direction: the body of the request, or the data after an upgrade.
     let mut send_body = pin!(async {
         *body_taken = !body.is_empty();
         let filter = |section| trailers::permitted_section(session, actions.as_deref(), section);
@@ -341,6 +344,7 @@ async fn run_directions(
         forward_body(body, &mut sink, pause_limit, &recorder).await
     });
     let grpc_call = is_grpc_call.then_some(GrpcCall(&record.grpc));
+    // The upstream's direction.
     let mut response_path = ResponsePath {
         worker,
         request_kind: request.request_kind(),
@@ -367,6 +371,7 @@ async fn run_directions(
             let next = RequestBodyState::after_body(sent, started.get(), observer, timed_attempt);
             body_state.set(next?);
         }
+        // Read before the response is polled, which may accept the upgrade.
         let is_paused = body_state.get() == RequestBodyState::Paused;
         if let Poll::Ready(outcome) = response_future.as_mut().poll(cx) {
             return Poll::Ready(outcome);
@@ -527,6 +532,7 @@ async fn receive_http2(
             (true, _) => bodiless_source(&head)?,
             (false, _) => BodySource::Http2(ReceivedBody::new(body)),
         };
+        // The length is known to be 0, so the client's connection need not end with the body.
         if source.is_empty() && head.body == BodyLength::UntilClose {
             head.body = BodyLength::ContentLength(0);
         }

@@ -42,6 +42,7 @@ pub(crate) async fn route_request(
         (CompiledGatewayPort::Https(listeners), Scheme::Https) => {
             (listeners, Some(gateway_connection.server_name.as_deref()))
         }
+        // The port has changed its protocol since the connection was accepted.
         _ => return Err(Reason::NoRoute.into()),
     };
     let view = request.request_view(request_target);
@@ -86,6 +87,7 @@ pub(crate) async fn route_request(
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend.into())
         }
+        // A gateway has no endpoints of its own, to which `Direct` would forward.
         GatewayChoice::Route(RouteChoice::NoRoute | RouteChoice::Direct)
         | GatewayChoice::NoRoute { .. } => Err(Reason::NoRoute.into()),
         GatewayChoice::Misdirected => Err(Reason::Misdirected.into()),

@@ -66,6 +66,7 @@ impl MessageReader {
             while self.buffer.starts_with(b"\r\n") {
                 self.buffer.advance(2);
             }
+            // A single CR may begin another empty line.
             if !self.buffer.is_empty() && *self.buffer != b"\r"[..] {
                 return Ok(true);
             }
@@ -220,6 +221,7 @@ impl MessageWriter {
             let old_length = self.buffer.len();
             match poll_within(self.stall_timeout, |cx| self.poll_flush(cx)).await {
                 Some(result) => return result,
+                // The peer has taken some output, so the timeout starts again.
                 None if self.buffer.len() < old_length => {}
                 None => return Err(io::ErrorKind::TimedOut.into()),
             }

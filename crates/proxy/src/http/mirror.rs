@@ -101,6 +101,7 @@ impl Drop for PendingMirrors {
 struct MirrorPermit(Rc<Cell<usize>>);
 
 impl MirrorPermit {
+    /// Returns a permit; `None` if too many copies are in flight.
     fn try_acquire(worker: &Worker) -> Option<Self> {
         let in_flight = worker.mirrors_in_flight.get();
         (in_flight < MAX_COPIES_IN_FLIGHT).then(|| {

@@ -24,7 +24,7 @@ pub(crate) fn route_external(
     let config = session.worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let compiled = &config.compiled;
     if compiled.snapshot.config.egress == Egress::Deny
-        && compiled.egress_rules.permission_for(address) != EgressDecision::Allowed
+        && compiled.egress_rules.decide_address(address) != EgressDecision::Allowed
         && compiled
             .egress_rules
             .policy_for_request(address, &request.request_view(request_target))
@@ -74,11 +74,13 @@ pub(crate) async fn resolve_authority(
         Ok((service, port)) => {
             let max_wait = worker.config.limits.discovery_timeout;
             match worker.config_store.with_service(service, max_wait).await {
+                // The name may still be that of an external host.
                 Err(Reason::UnknownService) => {}
                 // Other failures are reported when the request is routed to the service.
                 Ok(_) | Err(_) => return Ok(NamedDestination::Service(service.clone(), *port)),
             }
         }
+        // The name does not have the form of a service name.
         Err(Reason::UnknownService) => {}
         Err(reason) => return Err(*reason),
     }

@@ -13,7 +13,7 @@ use super::message::ReadError;
 #[derive(Default)]
 pub(crate) struct ReplayBuffer {
     pieces: RefCell<Vec<BodyPiece>>,
-    /// True if a part of the body is no longer buffered.
+    /// True if the first pieces are no longer buffered, so that the body cannot be sent again.
     is_lost: Cell<bool>,
     /// True if the end of the body was reached.
     is_whole: Cell<bool>,
@@ -24,7 +24,7 @@ pub(crate) struct ReplayBuffer {
 }
 
 impl ReplayBuffer {
-    /// True if a part of the body is no longer available.
+    /// True if the body cannot be sent again from its first byte.
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.get()
     }
@@ -78,6 +78,7 @@ impl ReplayBuffer {
 pub(crate) struct ReplaySource<'a> {
     source: BodySource<'a>,
     buffer: Rc<ReplayBuffer>,
+    /// The number of bytes that were buffered so far.
     byte_count: usize,
 }
 
@@ -89,8 +90,8 @@ impl<'a> ReplaySource<'a> {
         Self { source, buffer, byte_count: 0 }
     }
 
-    /// Starts again at the first byte; permitted only while no part is lost.
-    pub(crate) fn restart(&mut self) {
+    /// Starts again at the first byte; permitted only while all pieces are buffered.
+    pub(crate) fn rewind(&mut self) {
         debug_assert!(!self.buffer.is_lost(), "a request with lost bytes cannot be replayed");
         self.buffer.next_index.set(0);
     }
@@ -133,6 +134,7 @@ impl<'a> ReplaySource<'a> {
             let (BodyPiece::Data(bytes) | BodyPiece::Trailers(bytes)) = piece;
             self.byte_count = self.byte_count.saturating_add(bytes.len());
             if self.byte_count > MAX_BUFFERED_BYTES || pieces.len() == MAX_BUFFERED_PIECES {
+                // All buffered pieces have been sent: they were kept only for another attempt.
                 self.buffer.is_lost.set(true);
                 *pieces = Vec::new();
                 self.buffer.next_index.set(0);

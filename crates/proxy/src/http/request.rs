@@ -33,6 +33,7 @@ pub(crate) struct ParsedTarget<'a> {
     /// The authority of an absolute target, else the `Host` field.
     pub(crate) authority: &'a str,
     pub(crate) path: &'a str,
+    /// The query after `?`; `None` if the target has no `?`.
     pub(crate) query: Option<&'a str>,
     /// The target in origin form; `None` if it arrived in this form.
     pub(crate) origin_form: Option<Cow<'a, str>>,

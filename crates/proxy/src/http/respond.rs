@@ -126,6 +126,7 @@ impl Responder<'_> {
             None => date_fields,
             Some((name, value)) => {
                 let affinity_field = (&**name, value.as_bytes());
+                // Without a date, the second element only fills the array, and is not in the slice.
                 affinity_and_date =
                     [affinity_field, date_fields.first().copied().unwrap_or(affinity_field)];
                 &affinity_and_date[..=date_fields.len()]

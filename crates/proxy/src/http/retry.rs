@@ -53,6 +53,7 @@ pub(crate) struct ResponseFilter<'a> {
     retry_rule: Option<&'a RetryRule>,
     worker: &'a Worker,
     request: &'a Request<'a>,
+    /// The buffered body; `None` if there is no body.
     retry_buffer: Option<&'a ReplayBuffer>,
     withheld_response: &'a Cell<Option<WithheldResponse>>,
     retry_limits: RetryLimits<'a>,
@@ -157,6 +158,7 @@ impl<'a> ResponseFilter<'a> {
             body_replayable: self.retry_buffer.is_none_or(|retry_buffer| !retry_buffer.is_lost()),
             response_started: false,
             earlier_attempts: u8::try_from(retries).unwrap_or(u8::MAX),
+            // The rule considers these only for attempts without a response.
             other_endpoints: 0,
             waited: Duration::ZERO,
         };

@@ -66,7 +66,7 @@ impl ResolvedRoute {
 
 /// The destination of a route.
 pub(crate) enum Destination {
-    /// The local application.
+    /// The local application, or a server outside the mesh.
     Application(Rc<Application>),
     /// Any of these endpoints.
     Endpoints(Priorities),
@@ -97,8 +97,8 @@ pub(crate) async fn route_request(
             route_inbound(session, *port, detected_http2, record)
         }
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
-            // The service of an outbound listener is configured; that of a client of the HTTP proxy has to be
-            // resolved.
+            // Recorded before the service is known to exist, because the listener determines it. A service that
+            // a client of the HTTP proxy names is recorded only once it is found.
             record.subject.service = Some(service.clone());
             route_to_service(session, service, *port, request, request_target, record).await
         }
@@ -290,13 +290,13 @@ async fn route_to_service(
     };
     let priorities = permitted_endpoints(worker, backend_port, Some(&view))?;
     let destination = Destination::Endpoints(priorities);
-    if policies.0.is_none() {
+    if policies.traffic_policy.is_none() {
         let resolved_route = ResolvedRoute::to_destination(config, destination);
         return Ok(ResolvedRoute { timeout, actions, session_affinity, ..resolved_route });
     }
     let hash_selection = request_hash(&config, backend_port, policies, Some(&view));
-    let cluster = worker.cluster_for(policies.0, backend_port, config.version);
-    let fault_or_hedge_policy = select_fault_or_hedge_policy(policies.0);
+    let cluster = worker.cluster_for(policies.traffic_policy, backend_port, config.version);
+    let fault_or_hedge_policy = select_fault_or_hedge_policy(policies.traffic_policy);
     Ok(ResolvedRoute {
         destination,
         timeout,
@@ -327,11 +327,11 @@ pub(crate) fn session_predicate<'a>(
 ) -> impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool + 'a {
     move |port, endpoint| {
         let id = &endpoint.id;
-        let (traffic_policy, _) = called_port.map_or_else(
+        let policies = called_port.map_or_else(
             || port.own_policies(),
             |called_port| called_port.policies_to(&id.service, id.port, port),
         );
-        let cluster = worker.cluster_for(traffic_policy, port, config.version);
+        let cluster = worker.cluster_for(policies.traffic_policy, port, config.version);
         let is_permitted_by_tags = port.tags.as_ref().is_none_or(|tags| {
             let priorities =
                 tag_priorities(&tags.choose_instances(view, &mut || worker.random_number()));
@@ -356,7 +356,7 @@ pub(crate) fn route_to_port(
 ) -> Result<ResolvedRoute, Reason> {
     let priorities = permitted_endpoints(worker, port, Some(view))?;
     let policies = port.own_policies();
-    let (traffic_policy, _) = policies;
+    let traffic_policy = policies.traffic_policy;
     let hash_selection = request_hash(&config, port, policies, Some(view));
     let cluster = worker.cluster_for(traffic_policy, port, config.version);
     let fault_or_hedge_policy = select_fault_or_hedge_policy(traffic_policy);
@@ -376,9 +376,10 @@ fn select_fault_or_hedge_policy(
 pub(crate) fn request_hash(
     config: &ConfigSnapshot,
     port: &CompiledPort,
-    (traffic_policy, hash_table): EffectivePolicies<'_>,
+    policies: EffectivePolicies<'_>,
     request_view: Option<&RequestView<'_>>,
 ) -> Option<HashSelection> {
+    let EffectivePolicies { traffic_policy, hash_table } = policies;
     let balancing = traffic_policy?.balancing.as_ref()?;
     let caller = &config.compiled.snapshot.config.workload;
     let hash =

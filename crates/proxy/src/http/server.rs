@@ -242,6 +242,7 @@ pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason
         Responder::Http1 { writer: &mut writer, version: Http1Version::Http11, keep_alive: false };
     let failure = Failure::from(reason);
     if error_response::send_error(&failure, session, &mut responder, false, false, None).await {
+        // The time in which the connection lingers is not part of the exchange.
         drop(record);
         io.close_lingering().await;
     }
@@ -273,6 +274,7 @@ pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream
                 let mut exchange_run = pin!(exchange.run());
                 tokio::select! {
                     biased;
+                    // The client has canceled the request, which is dropped next.
                     stream_error = stream.wait_until_lost() => if let StreamError::Http2(code) = stream_error {
                         request_scope.record_cancel(code);
                     },
@@ -285,7 +287,7 @@ pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream
                 }
             }
             if stream.is_abandoned() {
-                exchange.abandon();
+                exchange.record_abandonment();
             }
         }
         Err(error) => {
@@ -312,6 +314,7 @@ fn parse_head(head: &mut RequestHead, opened_stream: &OpenedStream) -> Result<()
         }
         (false, BodyLength::ContentLength(bytes)) => BodyLength::ContentLength(bytes),
         (false, BodyLength::Empty) => BodyLength::Chunked,
+        // The flag contradicts the declared length, or the head declares chunks, which a link does not have.
         (true, _) | (false, _) => return Err(ReadError::LengthMismatch),
     };
     Ok(())

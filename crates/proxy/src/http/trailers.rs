@@ -18,7 +18,7 @@ use crate::session::{ListenerKind, Session};
 /// * A field is removed if the rule sets or removes a header with its name or with a name that some servers treat
 ///   as equal, such as `x_role` and `x-role`.
 /// * A gateway also removes the fields by which clients claim an address, a host or a certificate.
-/// * The server's sidecar removes all fields if an access policy decides about the peer by request.
+/// * The server's sidecar removes all fields if an access policy decides by properties of each request.
 pub(crate) fn permitted_section(
     session: &Session,
     actions: Option<&CompiledActions>,
@@ -70,6 +70,7 @@ fn remove_fields(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<B
     let is_retained =
         |line: &&[u8]| !line.trim_ascii().is_empty() && !is_removed(&field_name(line));
     let lines = || section.split_inclusive(|byte| *byte == b'\n');
+    // Only the empty line at the end is not a field: no field is removed.
     if lines().filter(is_retained).count() + 1 == lines().count() {
         return Some(section);
     }

@@ -33,7 +33,7 @@ use crate::upstream::pool;
 pub(crate) struct Http2Pool {
     open_connections: Rc<Http2Connections>,
     server: Rc<ServerState>,
-    /// The interval at which unused connections are checked.
+    /// The interval at which unused surplus connections are closed.
     check_interval: Duration,
 }
 
@@ -56,7 +56,7 @@ struct ServerState {
     /// added or removed.
     room_notify: Notify,
     /// The number of streams that the server processes on one connection before it refuses further ones with
-    /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` as long as it refused none.
+    /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` as long as it has refused no stream.
     streams_per_connection: Cell<u32>,
     /// The number of streams before the first one refused by the last GOAWAY; 0 if there was no GOAWAY.
     streams_before_goaway: Cell<u32>,
@@ -157,6 +157,7 @@ impl Http2Checkout {
         server.refusing_connections.set(0);
         server.progress_notify.notify_one();
         let stream_limit = server.streams_per_connection.get();
+        // A stream beyond the assumed limit was processed, so the real limit is higher.
         if self.stream_index.is_some_and(|stream_index| stream_index >= stream_limit) {
             server.streams_per_connection.set(stream_limit.saturating_mul(2));
         }
@@ -173,6 +174,7 @@ impl Http2Checkout {
                 .first_refused_stream
                 .set(connection.first_refused_stream.get().min(stream_index));
         }
+        // The refused stream no longer counts as open below.
         drop(self);
         // A GOAWAY wakes all refused streams at once: once each of them has run, the first refused stream is
         // known.
@@ -188,6 +190,7 @@ impl Http2Checkout {
                 connection.server.progress_notify.notified().await;
             }
         };
+        // After a timeout, `is_processed` is false.
         drop(timeout(PROGRESS_TIMEOUT, progress).await);
         is_processed()
     }
@@ -216,7 +219,7 @@ impl Drop for Http2Checkout {
 impl Http2Pool {
     /// Adds an established connection. `expires_at`: the expiration of the peer's certificate, if it has one.
     pub(crate) fn add_connection(&self, sender: SendRequest<Bytes>, expires_at: Option<Instant>) {
-        drop(self.insert(sender, expires_at));
+        drop(self.insert_connection(sender, expires_at));
     }
 
     /// Adds an established connection, and returns a slot for one stream.
@@ -225,10 +228,10 @@ impl Http2Pool {
         sender: SendRequest<Bytes>,
         expires_at: Option<Instant>,
     ) -> Http2Checkout {
-        Http2Checkout::new(self.insert(sender, expires_at))
+        Http2Checkout::new(self.insert_connection(sender, expires_at))
     }
 
-    fn insert(
+    fn insert_connection(
         &self,
         sender: SendRequest<Bytes>,
         expires_at: Option<Instant>,
@@ -271,6 +274,7 @@ impl Http2Pool {
         self.acquire_where(Http2Connection::has_room)
     }
 
+    /// Returns a slot on the first connection that meets `condition`; `None` if no connection does.
     fn acquire_where(&self, condition: fn(&Http2Connection) -> bool) -> Option<Http2Checkout> {
         let connections = self.open_connections.connections.borrow();
         connections.iter().find(|connection| condition(connection)).cloned().map(Http2Checkout::new)

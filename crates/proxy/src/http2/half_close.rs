@@ -71,6 +71,7 @@ impl HalfClose {
             if self.is_quiet.replace(true) {
                 return Poll::Ready(Ok(()));
             }
+            // Polled once more, after the codec has delivered the streams that it has already read.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

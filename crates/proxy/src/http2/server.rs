@@ -125,6 +125,7 @@ async fn serve_streams(
                 drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return Http2ConnectionEnd::Abrupt;
             }
+            // The port now carries TCP: the client has to connect again.
             Ok(Some(Ok(_))) if session.is_outdated.get() => {
                 connection.abrupt_shutdown(h2::Reason::PROTOCOL_ERROR);
                 drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
@@ -161,6 +162,7 @@ async fn serve_streams(
                 is_ending = true;
                 connection.graceful_shutdown();
             }
+            // Streams are open, which may take any time.
             Err(_) => {}
         }
     }
@@ -292,6 +294,7 @@ async fn serve_stream(
                 never = half_close.wake_on_end(), if has_body => match never {},
             }
         };
+        // The codec also cancels a request with a malformed body, which is an error of the client.
         if outcome.is_none() && poll_fn(|cx| Poll::Ready(is_malformed(exchange.body, cx))).await {
             exchange.record.record_failure(&Reason::BadRequest.into());
         }

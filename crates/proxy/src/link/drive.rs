@@ -113,7 +113,7 @@ enum CheckInterval {
     Active(u32),
 }
 
-/// The state of the read half.
+/// The state of the read half of the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadState {
     Open,
@@ -147,6 +147,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
                 Poll::Pending if read_state == ReadState::Closed || !is_alive => {
                     return Poll::Ready(());
                 }
+                // So is the output of an abandoned link.
                 Poll::Pending if self.link.is_broken() => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
             }

@@ -1,4 +1,5 @@
-//! The state of one stream inside its link: the queue of received items and the tasks that wait for it.
+//! The state of one stream inside its link: the queue of received heads, data and trailers, and the tasks that wait for
+//! the stream.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -10,17 +11,17 @@ use leno_wire::link::ResetCode;
 /// The state of one stream.
 #[derive(Default)]
 pub(super) struct StreamSlot {
-    /// The received items that the reader has not taken.
+    /// The received heads, data and trailers that the reader has not taken.
     pub(super) items: VecDeque<Incoming>,
-    /// The task that waits for an item.
+    /// The task that waits for the next received item.
     pub(super) reader_waker: Option<Waker>,
     /// The task that waits for credit or for room in the output.
     pub(super) writer_waker: Option<Waker>,
     /// True if the writer waits for the output of the whole link to drain.
     pub(super) is_congested: bool,
-    /// True if our direction has ended.
+    /// True if this sidecar has ended its direction of the stream.
     pub(super) local_ended: bool,
-    /// True if the peer's direction has ended.
+    /// True if the peer has ended its direction of the stream.
     pub(super) remote_ended: bool,
     /// Set if the stream was reset by the peer, or lost with the connection.
     pub(super) error: Option<StreamError>,
@@ -28,7 +29,7 @@ pub(super) struct StreamSlot {
     pub(super) reported_reason: Option<Reason>,
 }
 
-/// An item that arrives on a stream.
+/// A received item of a stream: a head, data or trailers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
     /// A response head. Interim heads (1xx) precede the final head. `rejected`: the peer's sidecar wrote the head. `end`:
@@ -60,6 +61,7 @@ impl StreamSlot {
     pub(super) fn queue_item(&mut self, incoming: Incoming) {
         self.remote_ended |= incoming.is_last();
         match (self.items.back_mut(), incoming) {
+            // Empty data only ends the stream: the queued data ends it instead.
             (Some(Incoming::Data { end, .. }), Incoming::Data { data, end: last })
                 if data.is_empty() =>
             {
@@ -78,6 +80,7 @@ impl StreamSlot {
         }
     }
 
+    /// True if both directions have ended.
     pub(super) fn is_complete(&self) -> bool {
         self.local_ended && self.remote_ended
     }
@@ -95,6 +98,7 @@ impl StreamSlot {
 }
 
 impl Incoming {
+    /// True if the peer sends nothing after this item.
     fn is_last(&self) -> bool {
         match self {
             Self::Head { end, .. } | Self::Data { end, .. } => *end,

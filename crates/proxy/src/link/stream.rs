@@ -28,6 +28,7 @@ impl LinkStream {
     /// Polls for the next item. Taking data returns its credit to the sender.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, StreamError>> {
         let mut state = self.shared_link.state.borrow_mut();
+        // Unreachable: the slot exists as long as this handle.
         let Some(slot) = state.slots.get_mut(&self.id) else {
             return Poll::Ready(Err(StreamError::Broken));
         };
@@ -148,8 +149,8 @@ impl LinkStream {
         Poll::Pending
     }
 
-    /// Sends a response head; `end`: the head ends this direction. The caller first waits until the link is
-    /// [uncongested](Self::wait_uncongested).
+    /// Sends a response head; `interim`: its status is 1xx; `end`: the head ends this direction. The caller first waits
+    /// until the link is [uncongested](Self::wait_uncongested).
     pub(crate) fn send_head(
         &self,
         interim: bool,
@@ -275,6 +276,7 @@ impl Drop for LinkStream {
         if removed.is_congested {
             state.congested_streams.retain(|id| *id != self.id);
         }
+        // A complete stream needs no reset, but the driver of a closing link waits for its last stream.
         if removed.is_complete && !state.is_closing() {
             return;
         }

@@ -47,6 +47,7 @@ impl GrpcHealthCheck {
             if status != 200 {
                 return Err(ProbeFailure::Status(status));
             }
+            // A response without a message may have its gRPC status in the headers (trailers-only).
             if has_error_status(response.headers()) {
                 return Err(ProbeFailure::GrpcStatus);
             }
@@ -57,6 +58,7 @@ impl GrpcHealthCheck {
         tokio::select! {
             biased;
             result = &mut exchange => result,
+            // The connection has ended: the exchange has its response, or fails.
             _ = &mut connection => exchange.await,
         }
     }

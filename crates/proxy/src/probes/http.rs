@@ -92,6 +92,7 @@ impl HttpGet {
         let response = tokio::select! {
             biased;
             response = &mut exchange => response,
+            // The connection has ended: the exchange has its response, or fails.
             _ = &mut connection => exchange.await,
         };
         Ok(response.map_err(|_| ProbeFailure::InvalidResponse)?.status().as_u16())

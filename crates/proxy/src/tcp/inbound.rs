@@ -42,7 +42,7 @@ pub(crate) async fn forward_to_application(
     }
     let mut record = ExchangeRecord::open(session, "tcp");
     match try_forward_stream(session, port, &opened_stream.stream, &mut record).await {
-        Ok(()) => record.mark_succeeded(),
+        Ok(()) => record.mark_completed(),
         Err(failure) => {
             record.record_failure(&failure);
             // The other sidecar resets its client.
@@ -185,7 +185,7 @@ async fn forward_recorded(
     let mut record = ExchangeRecord::open(session, "tcp");
     match try_forward_plaintext(session, port, io, early_bytes, &mut record).await {
         Ok(()) => {
-            record.mark_succeeded();
+            record.mark_completed();
             Ok(())
         }
         Err(failure) => {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use leno_model::{
-    AllowedWords, Cors, Header, HeaderEdits, Name, OriginPattern, PathEdit, Protocol, Redirect,
+    AllowedNames, Cors, Header, HeaderEdits, Name, OriginPattern, PathEdit, Protocol, Redirect,
     RouteRule, RuleActions, UrlRewrite,
 };
 
@@ -66,9 +66,9 @@ fn responses_of_the_sidecar_have_cors_headers_for_allowed_origins() {
         let cors = Cors {
             origins: vec![OriginPattern::new("https://*.example").unwrap()],
             allows_credentials: true,
-            methods: AllowedWords::Any,
-            headers: AllowedWords::Any,
-            exposed_headers: AllowedWords::default(),
+            methods: AllowedNames::Any,
+            headers: AllowedNames::Any,
+            exposed_headers: AllowedNames::default(),
             max_age_seconds: 5,
         };
         let mut rule = editing_rule();

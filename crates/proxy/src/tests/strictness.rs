@@ -130,7 +130,7 @@ fn an_invalid_response_body_truncates_the_response() {
             let (mesh, app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes([GET, GET].concat()).await;
-            // The head may have been in flight when the body broke: a cut, with or without it.
+            // If the body breaks while the head is in flight, the response is truncated, or even its head is missing.
             let Some(response) = client.read_head().await else {
                 continue;
             };

@@ -15,7 +15,7 @@ use crate::worker::Worker;
 /// The target of one attempt.
 #[derive(Clone)]
 pub(crate) enum AttemptTarget {
-    /// The local application.
+    /// The local application, or a server outside the mesh.
     Application(Rc<Application>),
     /// An endpoint of a service.
     Upstream(Rc<Upstream>),
@@ -92,7 +92,11 @@ impl AttemptTarget {
         }
     }
 
-    /// Checks out an HTTP/1.1 connection, for a request that HTTP/2 cannot express.
+    /// Checks out an HTTP/1.1 connection, for an upgrade at an HTTP/2 server without extended CONNECT.
+    ///
+    /// # Errors
+    /// `unsupported` for a plaintext server, with which no other protocol is negotiated; otherwise the reason why
+    /// the connection failed.
     pub(crate) async fn acquire_http1(
         &self,
         worker: &Rc<Worker>,

@@ -57,6 +57,7 @@ pub(crate) struct CircuitPermit {
     tickets: [Option<CircuitTicket>; 2],
     /// The time of admission, on the clock of [`ConfigStore::age`].
     started_at: Duration,
+    /// The slots in the limits on attempts in progress; `None` if no limit applies.
     _limit_permit: Option<LimitPermit>,
 }
 
@@ -143,6 +144,7 @@ impl CircuitBreakerState {
             Some(Transition::Opened(trigger)) => {
                 self.metrics.add(Count::CircuitOpened, 1);
                 self.report_open(trigger);
+                // Only a policy with `trip` has a circuit, so the default duration is never used.
                 let trip = self.compiled_breaker.breaker.rule.trip.as_ref();
                 let open_duration =
                     tracing::field::debug(trip.map(|trip| trip.open_duration).unwrap_or_default());
@@ -156,9 +158,7 @@ impl CircuitBreakerState {
             }
         }
     }
-}
 
-impl CircuitBreakerState {
     /// Adds the open circuit to the conditions of the proxy.
     fn report_open(&self, trigger: Trigger) {
         let breaker = &self.compiled_breaker.breaker;
@@ -331,7 +331,7 @@ impl Drop for LimitPermit {
 pub(crate) struct RetrySlot(Cell<Option<LimitPermit>>);
 
 impl RetrySlot {
-    /// Acquires the slot. Returns false at the limit.
+    /// Acquires the slot. Returns true if the slot is held or no limit applies, and false at the limit.
     pub(crate) fn try_acquire(&self, cluster: Option<&UpstreamCluster>) -> bool {
         let permit = self.0.take();
         if permit.is_some() {

@@ -218,6 +218,7 @@ pub(crate) struct OutcomeGuard {
     upstream: Rc<Upstream>,
     /// True for a probe of outlier detection.
     is_probe: bool,
+    /// The permit of the circuit breakers; `None` if no circuit breaker applies.
     circuit_permit: Option<CircuitPermit>,
     /// True once outlier detection has received a conclusive outcome.
     is_conclusive: bool,
@@ -261,6 +262,7 @@ impl OutcomeGuard {
 
 impl Drop for OutcomeGuard {
     fn drop(&mut self) {
+        // After `finish`, the permit has no tickets left to release.
         if let (Some(circuit_breakers), Some(circuit_permit)) =
             (&self.cluster.circuit_breakers, &mut self.circuit_permit)
         {

@@ -73,8 +73,10 @@ pub(crate) struct ConnectAttempt {
 }
 
 impl ConnectAttempt {
+    /// Waits until the attempt ends. Several requests may wait at the same time.
     async fn wait_for_outcome(&self) -> Result<(), Reason> {
         loop {
+            // Created before the check, so that no notification is missed.
             let notification = self.outcome_ready.notified();
             if let Some(outcome) = self.outcome.get() {
                 return outcome;
@@ -329,6 +331,7 @@ pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
         drop(join_attempt(upstream, worker));
         return;
     }
+    // Marks the probe as in progress; no request waits for this attempt.
     *upstream.connect_attempt.borrow_mut() = Some(Rc::default());
     let (upstream, worker) = (upstream.clone(), worker.clone());
     tokio::task::spawn_local(async move {
@@ -392,7 +395,7 @@ async fn open_connection(
             }
         };
         if let Some(upstream) = weak_upstream.upgrade() {
-            upstream.remove_link(&driven_link);
+            upstream.remove_suspended_link(&driven_link);
         }
         if let (Err(error), Some(worker)) = (link_end, weak_worker.upgrade()) {
             worker.log_protocol_violation(address, error);
@@ -508,6 +511,7 @@ pub(crate) async fn open_tls_to(
     let tls_config = context.tls.client_config(&credential, expected_peer, alpn_offer)?;
     let tls_server_name =
         server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
+    // A connection of the workload to its own address would not be redirected to the sidecar.
     let address = context.config_store.own_listener(endpoint).unwrap_or(endpoint.address);
     let tcp = connect_tcp(address, context.config).await?;
     let handshake_result = TlsConnector::from(tls_config).connect(tls_server_name, tcp).await;

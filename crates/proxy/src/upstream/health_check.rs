@@ -186,7 +186,7 @@ impl EndpointCheck {
                 discard_response(&stream).await?
             }
             Checkout::Http1(connection) => {
-                let reused = connection.is_reused;
+                let is_reused = connection.is_reused;
                 let response = plain::exchange_over_http1(
                     &self.worker,
                     upstream,
@@ -197,10 +197,11 @@ impl EndpointCheck {
                 .await;
                 response.map_err(|reason| match reason {
                     // A server may close a connection after any idle time.
-                    Reason::UpstreamReset if reused => Reason::UpstreamRefused,
+                    Reason::UpstreamReset if is_reused => Reason::UpstreamRefused,
                     reason => reason,
                 })?
             }
+            // No circuit breaker limits health checks.
             Checkout::Http2(checkout) => {
                 plain::exchange_over_http2(
                     &self.worker,

@@ -172,8 +172,9 @@ impl OutlierMonitor {
             now,
             random: worker.random_number(),
         };
+        // The detector counts no outcome for an endpoint that was removed meanwhile.
         let slot = state.slot_for(upstream).unwrap_or(NO_SLOT);
-        state.detector.record_outcome(slot, request_result, &mut state.events);
+        state.detector.record_result(slot, request_result, &mut state.events);
         if !state.events.is_empty() {
             self.report_events(state);
         }
@@ -253,7 +254,7 @@ impl OutlierMonitor {
         let entries: Vec<EjectionRecord> = ejected_slots.iter().filter_map(to_record).collect();
         self.metrics.increment(Gauge::EndpointsEjected, entries.len() as u64);
         self.metrics.decrement(Gauge::EndpointsEjected, old_count as u64);
-        self.ejected_list.set_entries(self.monitor_number, entries);
+        self.ejected_list.replace_records(self.monitor_number, entries);
     }
 }
 
@@ -264,7 +265,7 @@ impl Drop for OutlierMonitor {
         state.ejected_slots.clear();
         let old_count = self.ejected_list.count(self.monitor_number);
         self.metrics.decrement(Gauge::EndpointsEjected, old_count as u64);
-        self.ejected_list.set_entries(self.monitor_number, Vec::new());
+        self.ejected_list.replace_records(self.monitor_number, Vec::new());
     }
 }
 
@@ -293,7 +294,7 @@ impl MonitorState {
                 .binary_search_by(|old_endpoint| old_endpoint.id.cmp(&endpoint.id))
                 .ok()?;
             let old_endpoint = self.endpoints.get(index)?;
-            old_endpoint.has_same_address(endpoint).then_some(index)
+            old_endpoint.is_same_upstream(endpoint).then_some(index)
         };
         let old_slots: Vec<Option<usize>> = endpoints.iter().map(old_slot).collect();
         self.detector.update_endpoints(&old_slots);

@@ -20,6 +20,7 @@ use crate::worker::Worker;
 /// was built.
 pub(crate) struct HashSelection {
     pub(crate) request_hash: RequestHash,
+    /// All endpoints of the port, and the table built from them.
     pub(crate) hash_table: Option<(Endpoints, Arc<EndpointHashTable>)>,
 }
 

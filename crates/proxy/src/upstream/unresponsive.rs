@@ -22,13 +22,13 @@ impl Upstream {
 
     /// Resumes a suspended link.
     pub(super) fn resume_link(&self, link: &LinkHandle) {
-        self.remove_link(link);
+        self.remove_suspended_link(link);
         self.clear_failures();
         self.add_link(link.clone());
     }
 
     /// Removes a suspended link.
-    pub(super) fn remove_link(&self, link: &LinkHandle) {
+    pub(super) fn remove_suspended_link(&self, link: &LinkHandle) {
         self.suspended_links.borrow_mut().retain(|candidate| !candidate.is_same(link));
     }
 }

@@ -1,6 +1,8 @@
 //! Parses JSON (RFC 8259) into the same trees as YAML, with line and column.
 
-use super::{CollectionContent, DocumentNode, NodeValue, SyntaxError, TextPosition, TreeBuilder};
+use super::{
+    CollectionContent, DocumentNode, NO_ANCHOR, NodeValue, SyntaxError, TextPosition, TreeBuilder,
+};
 
 /// The failure to parse a text as JSON.
 pub(super) enum JsonError {
@@ -60,7 +62,7 @@ impl JsonReader<'_> {
                 (ExpectedToken::FirstKey | ExpectedToken::Key, _) => {
                     let key = self.parse_string()?;
                     let node = DocumentNode { position, value: NodeValue::Text(key) };
-                    builder.add_to_parent(node, 0).map_err(JsonError::Bound)?;
+                    builder.add_to_parent(node, NO_ANCHOR).map_err(JsonError::Bound)?;
                     self.skip_blanks();
                     self.expect_character(':', "a colon after the key")?;
                     expected = ExpectedToken::Value;
@@ -70,7 +72,7 @@ impl JsonReader<'_> {
                     self.skip_character();
                     let content = CollectionContent::Map(Vec::new(), None);
                     builder
-                        .begin_collection(position, 0, None, content)
+                        .begin_collection(position, NO_ANCHOR, None, content)
                         .map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstKey;
                     continue;
@@ -79,7 +81,7 @@ impl JsonReader<'_> {
                     self.skip_character();
                     let content = CollectionContent::List(Vec::new());
                     builder
-                        .begin_collection(position, 0, None, content)
+                        .begin_collection(position, NO_ANCHOR, None, content)
                         .map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstItem;
                     continue;
@@ -87,7 +89,7 @@ impl JsonReader<'_> {
                 (ExpectedToken::Value | ExpectedToken::FirstItem, _) => {
                     let value = self.parse_scalar()?;
                     builder
-                        .add_to_parent(DocumentNode { position, value }, 0)
+                        .add_to_parent(DocumentNode { position, value }, NO_ANCHOR)
                         .map_err(JsonError::Bound)?;
                 }
                 (ExpectedToken::Separator, _) => {
@@ -155,6 +157,7 @@ impl JsonReader<'_> {
                     return Ok(text);
                 }
                 Some('\\') => text.push(self.parse_escape()?),
+                // Control characters must be escaped (RFC 8259, 7).
                 Some(character) if character >= ' ' => {
                     self.skip_character();
                     text.push(character);
@@ -186,6 +189,7 @@ impl JsonReader<'_> {
     /// Returns the UTF-16 code unit of the escape `\uXXXX` at this byte offset, if there is one.
     fn code_unit(&self, offset: usize) -> Option<u16> {
         let digits = self.remaining.get(offset..)?.strip_prefix("\\u")?.get(..4)?;
+        // `from_str_radix` would also accept a plus sign.
         digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(())?;
         u16::from_str_radix(digits, 16).ok()
     }
@@ -213,7 +217,7 @@ impl JsonReader<'_> {
         }
     }
 
-    /// Skips a text without line ends if it is next.
+    /// Skips `text`, which contains no line end, if it is next. Returns true if it was skipped.
     fn skip_text(&mut self, text: &str) -> bool {
         let is_next = self.remaining.starts_with(text);
         if is_next {

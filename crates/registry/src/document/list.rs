@@ -45,7 +45,8 @@ fn list_items(mut node: DocumentNode) -> Result<Vec<DocumentNode>, DocumentNode>
     Ok(items)
 }
 
-/// Returns `kind` and `apiVersion` of a list: a `List` of any objects, or a typed one such as `ServiceList`.
+/// Returns `kind` and `apiVersion` of a list: a `List` of any objects, or a typed list such as `ServiceList`. `None` for
+/// other documents.
 fn kind_and_version(node: &DocumentNode) -> Option<(String, String)> {
     let NodeValue::Map(map) = &node.value else { return None };
     let find_text = |name: &str| {
@@ -69,6 +70,7 @@ fn complete_item(item: &mut DocumentNode, kind: &str, version: &str) {
         return;
     }
     for (key, value) in [("apiVersion", version), ("kind", kind)] {
+        // An `apiVersion` without `kind` is replaced.
         map.retain(
             |(entry_key, _)| !matches!(&entry_key.value, NodeValue::Text(text) if text == key),
         );

@@ -39,6 +39,7 @@ pub(super) fn merge_entries(
             continue;
         }
         let position = key.position;
+        // The entries of an earlier `<<` precede the entries of this one.
         preceding_keys.extend(merged_keys.drain());
         for (merged_key, merged_value) in take_merged_maps(value)?.into_iter().flatten() {
             let Some(name) = key_text(&merged_key) else {

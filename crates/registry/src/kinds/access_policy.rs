@@ -96,7 +96,8 @@ fn read_claims(fields: &MapFields<'_>) -> Option<Vec<ClaimMatch>> {
     entries.into_iter().map(read_claim).collect()
 }
 
-/// Reads each element of a list with `read`; the list may be absent, but not empty.
+/// Reads each element of a list with `read`; the list may be absent, but not empty. `alternative` completes the hint for an
+/// empty list.
 pub(super) fn read_elements<'a, T>(
     fields: &MapFields<'a>,
     key: &str,

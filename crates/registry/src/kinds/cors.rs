@@ -1,6 +1,6 @@
 //! Reads the `cors` filter (cross-origin resource sharing, Fetch Standard) of an `HTTPRoute`.
 
-use leno_model::{AllowedWords, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
+use leno_model::{AllowedNames, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
 
 use crate::field::{Field, MapFields};
 
@@ -57,17 +57,17 @@ fn read_words(
     fields: &MapFields<'_>,
     key: &str,
     read_word: impl Fn(&Field<'_>) -> Option<String>,
-) -> Option<AllowedWords> {
-    let Some(field) = fields.find(key) else { return Some(AllowedWords::default()) };
+) -> Option<AllowedNames> {
+    let Some(field) = fields.find(key) else { return Some(AllowedNames::default()) };
     let elements = field.read_list(MAX_WORDS)?;
     let is_wildcard = |element: &Field<'_>| element.read_literal().as_deref() == Some("*");
     if elements.iter().any(is_wildcard) {
         if elements.len() > 1 {
             field.reject("has other values in addition to `*`", "use only `*`, or list all values");
         }
-        return Some(AllowedWords::Any);
+        return Some(AllowedNames::Any);
     }
-    Some(AllowedWords::Only(elements.iter().filter_map(read_word).collect()))
+    Some(AllowedNames::Only(elements.iter().filter_map(read_word).collect()))
 }
 
 /// Reads the name of a header, in lower case.

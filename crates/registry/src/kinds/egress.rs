@@ -33,15 +33,15 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<EgressP
 fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressPolicy) {
     let has_port_matched_by =
         |matched_by: MatchedBy| policy.ports.iter().any(|port| port.matched_by == matched_by);
-    let has_host_names =
+    let has_port_with_host_names =
         has_port_matched_by(MatchedBy::Http) || has_port_matched_by(MatchedBy::ServerName);
-    if let Some(field) = fields.find("hosts").filter(|_| !has_host_names) {
+    if let Some(field) = fields.find("hosts").filter(|_| !has_port_with_host_names) {
         field.reject(
             "has no effect: connections of the protocol tcp have no host name",
             "use `ipAddresses`, or `protocol: http` or `https`",
         );
     }
-    if has_host_names && !policy.hosts.is_empty() && policy.ranges.is_empty() {
+    if has_port_with_host_names && !policy.hosts.is_empty() && policy.ranges.is_empty() {
         let elements = fields.find("ports").and_then(|field| field.read_list(MAX_LIST));
         let ports = elements.unwrap_or_default().into_iter().zip(&policy.ports);
         for (element, _) in ports.filter(|(_, port)| port.matched_by == MatchedBy::Address) {
@@ -57,7 +57,7 @@ fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressP
             "remove it, or use `protocol: http`",
         );
     }
-    if policy.hosts.is_empty() && policy.ranges.is_empty() && has_host_names {
+    if policy.hosts.is_empty() && policy.ranges.is_empty() && has_port_with_host_names {
         spec.reject(
             "has neither `hosts` nor `ipAddresses`, and would match every destination",
             "name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is intended",

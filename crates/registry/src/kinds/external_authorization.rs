@@ -79,7 +79,7 @@ fn read_context_extensions(fields: &MapFields<'_>) -> Option<Vec<(String, String
     Some(field.read_text_map().into_iter().collect())
 }
 
-/// Reads `body`: how much of a request's body a check request contains.
+/// Reads `body`: the maximum size and the form of the request body that a check request contains.
 fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
     let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
     let read_flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);

@@ -11,7 +11,7 @@ use super::literal_path::read_literal_path;
 use super::{cors, mirror};
 use crate::field::{Field, MapFields};
 
-/// The route kind of a filter. A `GRPCRoute` has no redirect, rewrite, or CORS filters.
+/// The kind of the route that contains a filter. A `GRPCRoute` has no redirect, rewrite, or CORS filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RouteFamily {
     Http,
@@ -61,6 +61,7 @@ pub(super) fn read(
             format!("use at most {}", RuleActions::MAX_MIRRORS),
         );
     }
+    // `read_backends` bounds the number of backends; here only an empty list makes a difference.
     let backends = rule.find("backendRefs").and_then(|field| field.read_list(usize::MAX));
     if filter_kinds.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty())
     {
@@ -89,6 +90,7 @@ pub(super) fn read_backend_filters(
         match kind {
             FilterKind::RequestHeaders => edits.request_headers = read_headers(&config),
             FilterKind::Rewrite => edits.rewrite = read_rewrite(&config, matches),
+            // The only other kind in `supported_in_backends`.
             _ => edits.response_headers = read_headers(&config),
         }
     }

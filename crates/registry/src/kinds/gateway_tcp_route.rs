@@ -32,6 +32,7 @@ pub(super) fn read_rule(fields: &MapFields<'_>, route: RouteName) -> Option<TcpR
             "add one to `backendRefs`",
         );
     }
+    // Grants are evaluated later, together with all other objects.
     Some(TcpRule { route, kind: RouteKind::Tcp, backends, ungranted_weight: 0 })
 }
 

@@ -52,6 +52,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         route: route.clone(),
         matches,
         backends,
+        // Unlike an HTTPRoute, a GRPCRoute has no field for timeouts.
         request_timeout: None,
         actions,
         kind: RouteKind::Grpc,

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use leno_model::{
     FieldMatch, HttpRoute, Name, PathMatch, RequestMatch, RetryRule, RouteKind, RouteName,
-    RouteParent, RouteRule, RuleActions, ServiceName, ValueMatch, WeightedBackend,
+    RouteParent, RouteRule, RuleActions, ServiceName, ValueMatch, WeightedBackend, is_token,
 };
 
 use super::filter::{self, RouteFamily};
 use super::literal_path::read_literal_path;
-use super::{ObjectMetadata, persistence, reject_other_kinds};
+use super::other_kinds::{DefaultKind, reject_other_kinds};
+use super::{ObjectMetadata, persistence};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
@@ -92,7 +93,7 @@ pub(super) fn read_parents(fields: &MapFields<'_>, namespace: &Name) -> Option<V
 fn read_parent(parent: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     let fields =
         parent.read_fields(&["group", "kind", "name", "namespace", "sectionName", "port"])?;
-    reject_other_kinds(&fields, true);
+    reject_other_kinds(&fields, DefaultKind::Gateway);
     if fields.find("kind").is_some() && fields.find("group").is_none() {
         parent.warn(
             "has no `group`; a cluster defaults it to the group of Gateway",
@@ -291,10 +292,9 @@ fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
 /// Returns `name` in lower case, or `:authority` for `host`. Rejects `field` if it is not the name of a header.
 pub(super) fn read_header_name(field: &Field<'_>, name: &str) -> Option<String> {
     let name = name.to_ascii_lowercase();
-    let is_token_byte = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     match name.as_str() {
         "host" | ":authority" => Some(":authority".to_owned()),
-        _ if !name.is_empty() && name.bytes().all(is_token_byte) => Some(name),
+        _ if is_token(&name) => Some(name),
         _ => {
             field.reject(
                 format!("{name:?} is not the name of a header"),
@@ -349,7 +349,7 @@ fn read_request_backend(
 
 /// Reads the service, the port and the weight of a backend; the weight defaults to 1.
 fn read_weighted_backend(fields: &MapFields<'_>, namespace: &Name) -> Option<WeightedBackend> {
-    reject_other_kinds(fields, false);
+    reject_other_kinds(fields, DefaultKind::Service);
     let service = read_service(fields, namespace);
     let port = fields.require("port").and_then(Field::read_port);
     let weight = match fields.find("weight") {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, Name, PolicyScope, SlowStart};
+use leno_model::{
+    BalanceAlgorithm, HashKey, LoadBalancing, Name, PolicyScope, SlowStart, is_token,
+};
 
 use super::http_route::read_header_name;
 use super::service_policy::{read_duration_within, read_number_or, read_percent_or, read_targets};
@@ -78,9 +80,7 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
         "cookie" => {
             let name = value.read_text()?;
             // RFC 6265 §4.1.1: a cookie name is a token.
-            let is_token_byte =
-                |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
-            if name.is_empty() || !name.bytes().all(is_token_byte) {
+            if !is_token(name) {
                 let problem = format!("{} is not the name of a cookie", value.quoted_value());
                 value.reject(problem, "use letters, digits and `-`");
                 return None;

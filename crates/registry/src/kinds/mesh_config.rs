@@ -68,13 +68,13 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     Some(config)
 }
 
-/// An entry of `revoked`.
+/// An element of the field `revoked`.
 enum RevokedEntry {
     Account(ServiceAccount),
     Workload(RevokedWorkload),
 }
 
-/// Reads an entry of `revoked`: an account, or one workload. Sidecars reject its certificates.
+/// Reads an element of the field `revoked`: an account, or one workload. Sidecars reject its certificates.
 fn read_revoked(field: &Field<'_>) -> Option<RevokedEntry> {
     let kinds = [("ServiceAccount", false), ("Workload", true), ("Pod", true)];
     let fields = field.read_fields(&["kind", "name", "namespace", "uid"])?;

@@ -3,7 +3,7 @@
 use leno_model::{Name, WeightedBackend};
 
 use super::http_route::read_service;
-use super::reject_other_kinds;
+use super::other_kinds::{DefaultKind, reject_other_kinds};
 use crate::field::{Field, MapFields};
 
 /// Reads a `requestMirror` filter. The weight of the result is the share of requests in parts per million.
@@ -11,7 +11,7 @@ pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBacke
     let fields = config.read_fields(&["backendRef", "percent", "fraction"])?;
     let backend = fields.require("backendRef")?;
     let backend_fields = backend.read_fields(&["group", "kind", "name", "namespace", "port"])?;
-    reject_other_kinds(&backend_fields, false);
+    reject_other_kinds(&backend_fields, DefaultKind::Service);
     let service = read_service(&backend_fields, namespace);
     let port = backend_fields.require("port").and_then(Field::read_port);
     let weight = read_share(&fields);

@@ -2,9 +2,17 @@
 
 use crate::field::MapFields;
 
-/// Rejects a reference to an object of another kind than Service, by the Gateway API fields `group` and `kind`. With
-/// `kind_required`, a reference without `kind` is rejected as well.
-pub(super) fn reject_other_kinds(fields: &MapFields<'_>, kind_required: bool) {
+/// The kind that a reference without `kind` means in the Gateway API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DefaultKind {
+    /// `Service`, as in `backendRefs`.
+    Service,
+    /// `Gateway`, as in `parentRefs`: a reference to a Service needs `kind`.
+    Gateway,
+}
+
+/// Rejects a reference to an object of another kind than Service, by the Gateway API fields `group` and `kind`.
+pub(super) fn reject_other_kinds(fields: &MapFields<'_>, default_kind: DefaultKind) {
     if let Some(group) = fields.find("group")
         && let Some(text) = group.read_text()
         && !matches!(text, "" | "core")
@@ -15,7 +23,7 @@ pub(super) fn reject_other_kinds(fields: &MapFields<'_>, kind_required: bool) {
         Some(kind) => {
             kind.read_choice(&[("Service", ())]);
         }
-        None if kind_required => fields.map_field().reject(
+        None if default_kind == DefaultKind::Gateway => fields.map_field().reject(
             "has no `kind`, which defaults to Gateway; routes are attached to services here",
             "add `group: \"\"` and `kind: Service`",
         ),

@@ -3,6 +3,7 @@
 use leno_model::{GrantName, GrantedRoutes, Name, ReferenceGrant, RouteKind};
 
 use super::ObjectMetadata;
+use super::other_kinds::{DefaultKind, reject_other_kinds};
 use crate::field::Field;
 
 /// Reads the `spec` of a `ReferenceGrant`.
@@ -37,7 +38,8 @@ fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
 /// Reads a granted service; `Some(None)` without `name`, which means all services of the namespace.
 fn read_to(element: &Field<'_>) -> Option<Option<Name>> {
     let fields = element.read_fields(&["group", "kind", "name"])?;
-    super::reject_other_kinds(&fields, false);
+    reject_other_kinds(&fields, DefaultKind::Service);
+    // Unlike in a backend reference, `kind` has no default here; `reject_other_kinds` has checked its value.
     fields.require("kind");
     match fields.find("name") {
         Some(field) => field.read_label().map(Some),

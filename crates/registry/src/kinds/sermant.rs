@@ -232,6 +232,7 @@ fn read_documents(
         );
         return None;
     }
+    // As in Sermant, a request without a selected instance goes to the instances without any of the rules' tags, or to all.
     if !rules.rules.rules.is_empty() {
         rules.rules.fallback_policy = vec![FallbackPolicy::Default, FallbackPolicy::Any];
     }

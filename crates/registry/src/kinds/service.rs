@@ -49,6 +49,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Service
         name: ServiceName { namespace: metadata.namespace, name: metadata.name },
         selector,
         ports,
+        // Only the Service of a cluster has addresses, and IP families of its own.
         addresses: BTreeSet::new(),
         unready: fields
             .find("publishNotReadyAddresses")

@@ -9,11 +9,12 @@ use leno_model::{
 };
 
 use super::http_route::parse_duration;
+use super::other_kinds::{DefaultKind, reject_other_kinds};
 use super::upstream_rate_limit::BurstMeaning;
 use super::{
     ObjectMetadata, circuit_breaker, external_authorization, fault_injection, hedging,
-    jwt_validation, load_balancing, outlier_detection, rate_limit, reject_other_kinds,
-    sermant_removal, traffic_warmup, upstream_traffic_setting,
+    jwt_validation, load_balancing, outlier_detection, rate_limit, sermant_removal, traffic_warmup,
+    upstream_traffic_setting,
 };
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
@@ -99,7 +100,7 @@ pub(super) fn read_targets(fields: &MapFields<'_>, namespace: &Name) -> Option<P
 /// Reads one of the `targetRefs`: a service in the policy's namespace, and optionally one of its ports.
 fn read_target(target: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     let fields = target.read_fields(&["group", "kind", "name", "namespace", "port"])?;
-    reject_other_kinds(&fields, false);
+    reject_other_kinds(&fields, DefaultKind::Service);
     let name = fields.require("name").and_then(Field::read_label);
     if let Some(field) = fields.find("namespace")
         && field.read_label()? != *namespace

@@ -13,6 +13,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TlsRout
     let parents = read_parents(&fields, &route.namespace);
     let hostnames = read_hostnames(&fields);
     let backends = read_backends(&fields, &route)?;
+    // Grants are evaluated later, together with all other objects.
     let rule = TlsRule { route, hostnames: hostnames?, backends, ungranted_weight: 0 };
     Some(TlsRoute { parents: parents?, rule, created: 0 })
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, FailureClasses, FixedResponse, Name, PolicyScope, RateLimits, RequestThreshold,
-    RouteParent, ServiceName, SlowRequests, TripConditions,
+    CircuitBreaker, FailureClasses, FixedResponse, Name, PolicyScope, RequestThreshold,
+    RouteParent, ServiceName, SlowRequests, TripConditions, UpstreamTrafficSettings,
 };
 
 use super::circuit_breaker::{
@@ -21,20 +21,21 @@ pub(super) fn read(
     namespace: &Name,
     burst_meaning: BurstMeaning,
     spec: &Field<'_>,
-) -> Option<(PolicyScope, (CircuitBreaker, RateLimits))> {
+) -> Option<(PolicyScope, UpstreamTrafficSettings)> {
     let fields = spec.read_fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
     let service = fields.require("host").and_then(|field| read_host(field, namespace));
     let circuit_breaker = match fields.find("connectionSettings") {
         Some(settings) => read_connection_settings(settings)?,
         None => CircuitBreaker::default(),
     };
-    let limits = upstream_rate_limit::read(&fields, burst_meaning)?;
-    if circuit_breaker == CircuitBreaker::default() && limits.is_empty() {
+    let rate_limits = upstream_rate_limit::read(&fields, burst_meaning)?;
+    if circuit_breaker == CircuitBreaker::default() && rate_limits.is_empty() {
         spec.reject("has no limits", "add `connectionSettings`, `rateLimit` or `httpRoutes`");
         return None;
     }
     let parent = RouteParent { service: service?, port: None };
-    Some((PolicyScope::Services(vec![parent]), (circuit_breaker, limits)))
+    let settings = UpstreamTrafficSettings { circuit_breaker, rate_limits };
+    Some((PolicyScope::Services(vec![parent]), settings))
 }
 
 /// Reads the limits of connections and requests, and the conditions that open the circuit.

@@ -29,7 +29,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
     let admission = read_admission(&fields);
     let run = fields.find("run").map(read_command).unwrap_or_default();
     let run_options = Box::new(read_run_options(&fields, &ports));
-    let account = account.filter(|name| check_account(&fields, &metadata.namespace, name));
+    let account = account.filter(|name| accept_account(&fields, &metadata.namespace, name));
     let address = address?;
     let (default_weight, max_weight) = (Weight::DEFAULT.into(), Weight::MAX.into());
     let weight = read_number_or(&fields, "weight", 1, max_weight, default_weight);
@@ -48,15 +48,16 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
         outbound_listeners,
         admission: admission?,
         weight: u16::try_from(weight?).ok().and_then(Weight::new)?,
+        // Only Pods are unready, terminating or without a sidecar.
         ready: true,
         terminating: false,
         sidecar: true,
     })
 }
 
-/// Rejects the control plane's account: sidecars would accept a workload with this account as the control plane.
-/// Returns true if the account is accepted.
-fn check_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
+/// Returns true if a workload may have this account. Rejects the control plane's account: sidecars would accept a workload
+/// with this account as the control plane.
+fn accept_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
     let is_reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
     if is_reserved {
         let field = fields.find("serviceAccount");

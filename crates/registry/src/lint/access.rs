@@ -22,6 +22,7 @@ impl ObjectIndex<'_> {
             if workloads.any(|workload| workload.name.namespace == *name) {
                 continue;
             }
+            // These settings are annotations of the Namespace, so the warning is about the Namespace.
             if config.annotated.contains(name) {
                 collector.warnings.push(Warning {
                     location: DocumentLocation {

@@ -2,8 +2,8 @@
 //! whole value, not with a part of it.
 
 use leno_model::{
-    AccessPolicy, FieldMatch, HttpRoute, HttpRouteGroup, PathMatch, RequestMatch, RouteKind,
-    ServicePolicy, ServicePolicyKind, ServiceRule, ValueMatch,
+    AccessPolicy, FieldMatch, HttpRoute, HttpRouteGroup, PathMatch, RequestCheck, RequestMatch,
+    RouteKind, ServicePolicy, ServicePolicyKind, ServiceRule, TokenRequirement, ValueMatch,
 };
 
 use super::WarningCollector;
@@ -34,7 +34,7 @@ pub(super) fn lint_group(group: &HttpRouteGroup, collector: &mut WarningCollecto
     }
 }
 
-/// Warns about the paths of an `UpstreamTrafficSetting`, and about the matches of a `FaultInjection` or `RateLimit`.
+/// Warns about the paths of an `UpstreamTrafficSetting`, and about the request matches of Leno's own policies.
 pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
     let is_osm = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
     if is_osm && let Some(limits) = policy.rule.rate_limits() {
@@ -46,17 +46,53 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
         }
         return;
     }
-    let matches_by_rule: Vec<&[RequestMatch]> = match &policy.rule {
-        ServiceRule::FaultInjection(rules) => rules.iter().map(|rule| &rule.requests[..]).collect(),
-        ServiceRule::RateLimit(limits) => {
-            limits.rules.iter().map(|rule| &rule.requests[..]).collect()
-        }
-        _ => Vec::new(),
-    };
-    for (requests, rule_index) in matches_by_rule.iter().zip(0..) {
+    for RequestList { field, requests } in request_lists(&policy.rule) {
         for (request, index) in requests.iter().zip(0..) {
-            lint_request(request, &format!("spec.rules[{rule_index}].matches[{index}]"), collector);
+            lint_request(request, &format!("{field}[{index}]"), collector);
         }
+    }
+}
+
+/// A list of request matches in a policy.
+struct RequestList<'a> {
+    /// The path of the list, such as `spec.rules[0].matches`.
+    field: String,
+    requests: &'a [RequestMatch],
+}
+
+/// Returns the request matches of a policy of Leno's own kinds.
+fn request_lists(policy_rule: &ServiceRule) -> Vec<RequestList<'_>> {
+    let list = |field: &str, requests| RequestList { field: field.to_owned(), requests };
+    let of_rule = |(index, requests): (usize, _)| RequestList {
+        field: format!("spec.rules[{index}].matches"),
+        requests,
+    };
+    match policy_rule {
+        ServiceRule::FaultInjection(rules) => {
+            rules.iter().map(|rule| &rule.requests[..]).enumerate().map(of_rule).collect()
+        }
+        ServiceRule::RateLimit(limits) => {
+            let local = limits.rules.iter().map(|rule| &rule.requests[..]).enumerate().map(of_rule);
+            let descriptors = limits.global.iter().flat_map(|global| &global.descriptors);
+            let global = descriptors.enumerate().map(|(index, descriptor)| RequestList {
+                field: format!("spec.global.descriptors[{index}].matches"),
+                requests: &descriptor.requests,
+            });
+            local.chain(global).collect()
+        }
+        ServiceRule::RequestCheck(RequestCheck::Authorization(authorization)) => {
+            vec![list("spec.matches", &authorization.requests)]
+        }
+        ServiceRule::RequestCheck(RequestCheck::Tokens(tokens)) => match &tokens.required {
+            TokenRequirement::Matching(requests) => vec![list("spec.requiredFor", requests)],
+            TokenRequirement::Always | TokenRequirement::Never => Vec::new(),
+        },
+        ServiceRule::OutlierDetection(_)
+        | ServiceRule::SermantRemoval(_)
+        | ServiceRule::CircuitBreaker(_)
+        | ServiceRule::LoadBalancing(_)
+        | ServiceRule::Hedging(_)
+        | ServiceRule::UpstreamTrafficSetting(_) => Vec::new(),
     }
 }
 

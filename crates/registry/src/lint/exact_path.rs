@@ -7,6 +7,7 @@ use leno_model::{
 
 use super::WarningCollector;
 
+/// Warns about the deny rules of an `AccessPolicy`. In allow rules, an exact path is the safer choice.
 pub(super) fn lint_access(policy: &AccessPolicy, collector: &mut WarningCollector<'_>) {
     let deny_rules = policy.rules.iter().filter(|rule| rule.action == PolicyAction::Deny);
     for (rule, rule_index) in deny_rules.zip(0..) {
@@ -19,6 +20,7 @@ pub(super) fn lint_access(policy: &AccessPolicy, collector: &mut WarningCollecto
     }
 }
 
+/// Warns about requests that an `ExternalAuthorization` checks, and about requests for which a `JwtValidation` requires a token.
 pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
     match policy.rule.server_check() {
         Some(RequestCheck::Authorization(rule)) => {
@@ -33,6 +35,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
     }
 }
 
+/// Warns about each match of an exact path. `verb` is the effect of the rule on the requests, for the message.
 fn lint_requests(
     requests: &[RequestMatch],
     field: &str,

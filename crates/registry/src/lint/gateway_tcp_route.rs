@@ -5,7 +5,8 @@ use leno_model::GatewayTcpRoute;
 use super::{ObjectIndex, WarningCollector};
 
 impl ObjectIndex<'_> {
-    /// Warns about missing parents, backends and grants, and about an older route on the same port.
+    /// Warns about missing parents, backends and grants, and about an older route on the same port. A `TCPRoute` has one rule,
+    /// with the index 0.
     pub(super) fn lint_gateway_tcp_route(
         &self,
         route: &GatewayTcpRoute,

@@ -33,7 +33,7 @@ impl ObjectIndex<'_> {
             }
             PolicyScope::Namespace => self.lint_rules_by_name(policy, collector),
         }
-        self.lint_shadowed(policy, collector);
+        self.lint_conflict_status(policy, collector);
         self.lint_connections(policy, collector);
         self.lint_check_service(policy, collector);
     }
@@ -133,8 +133,8 @@ impl ObjectIndex<'_> {
         }
     }
 
-    /// Warns about a policy that another one overrides on every target.
-    fn lint_shadowed(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
+    /// Warns about a policy that another policy overrides on every target, or that has no effect.
+    fn lint_conflict_status(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
         let all_services = self.services.iter();
         let own_services = all_services.filter(|(name, _)| name.namespace == policy.name.namespace);
         let ports = own_services

@@ -2,7 +2,7 @@
 
 use leno_model::Name;
 
-use crate::suggest::{closest_word, join_with_or};
+use crate::suggest::{closest_word, join_with_and};
 
 /// The name of an existing object.
 pub(super) struct ExistingObject<'a> {
@@ -48,7 +48,7 @@ pub(super) fn suggest_name<'a>(
                 namespaces.get(..namespaces.len().min(MAX_NAMESPACES)).unwrap_or_default();
             format!(
                 "there is one in each of the namespaces {}: use one of them",
-                join_with_or(listed_namespaces).replace(" or ", " and ")
+                join_with_and(listed_namespaces)
             )
         }
     }

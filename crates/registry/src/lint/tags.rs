@@ -105,6 +105,7 @@ impl ObjectIndex<'_> {
             for (service, port) in self.ports_in_scope(scope) {
                 match NoEffect::detect_for_tags(*effects, service, port, self) {
                     Some(no_effect) => first_no_effect = first_no_effect.or(Some(no_effect)),
+                    // The rules have an effect on this port.
                     None => return,
                 }
             }

@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use leno_model::{
-    AllowedWords, BackendEdits, Header, HeaderEdits, Name, Object, PathEdit, Redirect, RouteRule,
+    AllowedNames, BackendEdits, Header, HeaderEdits, Name, Object, PathEdit, Redirect, RouteRule,
     RuleActions, Scheme, UrlRewrite,
 };
 use leno_registry::read_str;
@@ -66,9 +66,9 @@ fn cors_filters_are_read_with_all_fields() {
     let origins: Vec<&str> = cors.origins.iter().map(|origin| origin.as_str()).collect();
     assert_eq!(origins, ["https://*.a.example", "http://b:8080"]);
     assert!(cors.allows_credentials);
-    assert_eq!(cors.methods, AllowedWords::Only(vec!["PUT".to_owned()]));
-    assert_eq!(cors.headers, AllowedWords::Any);
-    assert_eq!(cors.exposed_headers, AllowedWords::Only(vec!["x-a".to_owned()]));
+    assert_eq!(cors.methods, AllowedNames::Only(vec!["PUT".to_owned()]));
+    assert_eq!(cors.headers, AllowedNames::Any);
+    assert_eq!(cors.exposed_headers, AllowedNames::Only(vec!["x-a".to_owned()]));
     assert_eq!(cors.max_age_seconds, 5);
 }
 

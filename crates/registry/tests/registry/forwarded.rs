@@ -110,6 +110,30 @@ fn policies_of_a_service_whose_route_forwards_everything_cause_warnings() {
 }
 
 #[test]
+fn connections_follow_the_tls_routes_and_the_tcp_route_of_a_port() {
+    let services = "---\n{apiVersion: v1, kind: Service, metadata: {name: lone}, \
+         spec: {selector: {app: lone}, ports: [{port: 80, appProtocol: tcp}]}}\n\
+         ---\n{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: lone-1, \
+         labels: {app: lone}}, spec: {address: 127.0.0.5, ports: [{port: 80, protocol: TCP}]}}\n";
+    let parent = "parentRefs: [{group: '', kind: Service, name: lone}]";
+    let routes = format!(
+        "---\n{{apiVersion: gateway.networking.k8s.io/v1, kind: TLSRoute, metadata: {{name: tls}}, \
+         spec: {{{parent}, hostnames: [a.example], rules: [{{backendRefs: [{{name: next, port: 80}}]}}]}}}}\n\
+         ---\n{{apiVersion: gateway.networking.k8s.io/v1, kind: TCPRoute, metadata: {{name: tcp}}, \
+         spec: {{{parent}, rules: [{{backendRefs: [{{name: third, port: 80}}]}}]}}}}\n"
+    );
+    let policies = [
+        policy_for("RateLimit", "limit", "lone", "connections: {count: 5, per: 1s}"),
+        policy_for("LoadBalancing", "next-balancing", "next", "algorithm: Random"),
+        policy_for("LoadBalancing", "lone-balancing", "lone", "algorithm: Random"),
+    ];
+    let text = canary_manifests("{}", &format!("{services}{routes}{}", policies.concat()));
+    expect![[r#"
+        RateLimit default/limit: spec.targetRefs[0]: has no effect: TLSRoute default/tls and TCPRoute default/tcp forward all requests to default/next, default/third, and no workload of default/lone receives any; attach it to default/next and default/third
+    "#]].assert_eq(&lint_warnings(&text));
+}
+
+#[test]
 fn policies_of_a_service_whose_route_responds_to_everything_cause_warnings() {
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
     expect![[r#"

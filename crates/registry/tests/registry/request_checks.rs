@@ -142,3 +142,36 @@ fn a_check_of_one_exact_path_causes_a_warning() {
         "#]],
     );
 }
+
+#[test]
+fn anchors_in_the_matches_of_request_checks_cause_warnings() {
+    let refs = "targetRefs: [{name: stock}]";
+    let anchored = "[{path: {type: RegularExpression, value: \"^/admin/.*$\"}}]";
+    check_warnings(
+        &[
+            (
+                "ExternalAuthorization",
+                &format!("{{{refs}, service: {{name: authz, port: 9000}}, matches: {anchored}}}"),
+            ),
+            (
+                "JwtValidation",
+                &format!(
+                    "{{{refs}, issuers: [{{issuer: me, audiences: [a], \
+                     jwks: {{url: \"https://a/b\"}}}}], requiredFor: {anchored}}}"
+                ),
+            ),
+            (
+                "RateLimit",
+                &format!(
+                    "{{{refs}, global: {{service: {{name: authz, port: 9000}}, domain: shop, \
+                     descriptors: [{{matches: {anchored}, entries: [{{key: a, value: b}}]}}]}}}}"
+                ),
+            ),
+        ],
+        &expect![[r#"
+            ExternalAuthorization default/guard: spec.matches[0].path.value: the anchors of "^/admin/.*$" have no effect: the whole value is always compared; remove ^ at the beginning and $ at the end
+            JwtValidation default/guard: spec.requiredFor[0].path.value: the anchors of "^/admin/.*$" have no effect: the whole value is always compared; remove ^ at the beginning and $ at the end
+            RateLimit default/guard: spec.global.descriptors[0].matches[0].path.value: the anchors of "^/admin/.*$" have no effect: the whole value is always compared; remove ^ at the beginning and $ at the end
+        "#]],
+    );
+}

@@ -31,7 +31,7 @@ impl AliasNames {
     /// # Errors
     /// A message for the client, if the value is unknown.
     pub fn from_query(query: &str) -> Result<Option<Self>, String> {
-        // Scrapers may add other parameters.
+        // Scrapers may add other parameters. The last occurrence of `names` counts.
         let requested_name = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
         let Some(requested_name) = requested_name else { return Ok(None) };
         let entry = Self::ALL.iter().find(|(name, _)| *name == requested_name);
@@ -66,7 +66,8 @@ pub(crate) struct Alias {
     pub(crate) meaning: &'static str,
 }
 
-/// The aliases of each cluster (one port of a service), `PREFIX_cluster_upstream_NAME`, with the functions that compute their values.
+/// The aliases of each cluster (one port of a service), `PREFIX_cluster_upstream_NAME`, with the functions that compute
+/// their values.
 const CLUSTER_ALIASES: &[(Alias, ClusterValue)] = &[
     (new_alias("rq_total", "`leno_requests_total`"), |cluster| cluster.request_count),
     (
@@ -146,9 +147,13 @@ const fn new_alias(name: &'static str, meaning: &'static str) -> Alias {
 #[derive(Default)]
 struct ClusterStats {
     request_count: u64,
+    /// The number of requests by status class, such as `2xx`.
     classes: BTreeMap<&'static str, u64>,
+    /// The number of requests by failure reason; empty for responses of the application.
     reasons: BTreeMap<&'static str, u64>,
+    /// The bytes of request bodies, which the sidecar sends to the cluster.
     sent_bytes: u64,
+    /// The bytes of response bodies, which the sidecar receives from the cluster.
     received_bytes: u64,
     durations: Histogram,
 }
@@ -198,6 +203,7 @@ pub(super) fn write_aliases(
                     .entry(format!("{service}_{port}_{protocol}.rate_limited"))
                     .or_default() += count;
             }
+            // Outbound traffic without a service of the mesh belongs to no cluster.
             _ => {}
         }
     }

@@ -96,8 +96,8 @@ fn parse_sample(line: &str) -> Option<&str> {
 fn skip_labels(mut remaining: &str) -> Option<&str> {
     loop {
         remaining = remaining.trim_start_matches([' ', '\t']);
-        if let Some(after_separator) = remaining.strip_prefix('}') {
-            return Some(after_separator);
+        if let Some(after_labels) = remaining.strip_prefix('}') {
+            return Some(after_labels);
         }
         let (name, value) = remaining.split_once('=')?;
         let name = name.trim_matches([' ', '\t']);

@@ -39,7 +39,7 @@ impl ExpositionFormat {
         }
     }
 
-    /// Returns the value of `Content-Type`.
+    /// Returns the value of the header `Content-Type` of the response.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {

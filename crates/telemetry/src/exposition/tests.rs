@@ -48,7 +48,7 @@ fn the_page_has_the_prometheus_format() {
         rule: "each \"client\"".to_owned(),
     };
     shard.count_match(shard.rule_number(&rule));
-    shard.connection_opened(ConnectionSide::Downstream);
+    shard.count_connection_opened(ConnectionSide::Downstream);
     shard.add(Count::UpstreamConnected, 3);
     telemetry.set_level(Level::CertificateExpiry, 1_700_000_000);
     telemetry.set_level(Level::CertificateIssued, 1_699_913_600);

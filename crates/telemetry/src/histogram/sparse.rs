@@ -75,7 +75,7 @@ impl FromIterator<(u8, u64)> for SparseHistogram {
     }
 }
 
-/// Returns the representative duration of a bucket.
+/// Returns the duration that represents a bucket: the one with the same relative distance to both ends.
 #[must_use]
 pub fn bucket_duration(bucket: u8) -> Duration {
     bucket_middle(usize::from(bucket.min(LAST_BUCKET)))

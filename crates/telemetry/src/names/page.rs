@@ -1,5 +1,5 @@
 //! Generates `docs/metrics.md`, the document about the metrics of sidecars and the control plane: one table each,
-//! the meaning of the labels, and the metric names of other products that stand for them.
+//! the meaning of the labels, and the metric names of OSM and FSM that are available as aliases.
 
 use super::{MetricFamily, control, sidecar_metrics};
 
@@ -170,7 +170,7 @@ always in the text format. Configure Prometheus with `params: {names: [osm]}`. T
 from the metrics on this page; the table states where they are less detailed than the original. Clusters have the name
 `NAMESPACE/SERVICE|PORT`; only services that the workload calls are clusters.
 
-| OSM | osm-edge, FSM | metric of Leno |
+| OSM | osm-edge, FSM | Leno metric |
 |---|---|---|
 ";
 
@@ -192,7 +192,7 @@ The labels `source_namespace`, `source_name` and `source_pod` name the workload,
 const CONTROL_ALIAS_SECTION: &str = "
 The control plane has these aliases, requested in the same way (the control plane of osm-edge has the names of OSM):
 
-| OSM, osm-edge | FSM | metric of Leno |
+| OSM, osm-edge | FSM | Leno metric |
 |---|---|---|
 ";
 

@@ -47,12 +47,12 @@ fn shards_are_summed_and_their_counts_survive_their_thread() {
         shard.record_request(series, &test_outcome(500, None));
         shard.record_request(series, &test_outcome(0, None));
         shard.count_rejected("plaintext-rejected");
-        shard.connection_opened(ConnectionSide::Downstream);
+        shard.count_connection_opened(ConnectionSide::Downstream);
         shard.add(Count::Retries, 2);
     }
     // A connection that one shard opened may be closed by another.
-    one.connection_closed(ConnectionSide::Downstream);
-    one.connection_closed(ConnectionSide::Downstream);
+    one.count_connection_closed(ConnectionSide::Downstream);
+    one.count_connection_closed(ConnectionSide::Downstream);
     drop((one, two));
 
     let summary = telemetry.series_summaries();

@@ -9,7 +9,9 @@ pub struct PropagatedHeaders {
     trace_digits: [u8; 32],
     span_digits: [u8; 16],
     parent_digits: [u8; 16],
+    /// `00-TRACE-SPAN-FLAGS`.
     traceparent: [u8; 55],
+    /// `TRACE-SPAN-DECISION-PARENT`, with 32, 16, 1 and 16 characters.
     b3: [u8; 68],
 }
 
@@ -54,6 +56,7 @@ impl PropagatedHeaders {
     /// Returns the names and values of the headers; at most [`MAX_FIELDS`].
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         let TraceSpan { formats, parent, is_sampled, is_debug, has_short_trace_id, .. } = self.span;
+        // A short trace ID consists of the last 16 of 32 digits. Without a parent, `b3` ends after the decision.
         let start = if has_short_trace_id { 16 } else { 0 };
         let end = if parent.is_some() { 68 } else { 51 };
         let sampled: &[u8] = if is_sampled { b"1" } else { b"0" };

@@ -38,6 +38,7 @@ impl<'a> HeaderOccurrence<'a> {
         };
     }
 
+    /// Returns the value; `None` if the header is absent or ambiguous.
     fn only_value(self) -> Option<&'a [u8]> {
         match self {
             Self::One(value) => Some(value),

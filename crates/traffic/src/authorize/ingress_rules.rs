@@ -101,6 +101,7 @@ impl IngressRules {
         let mut applicable_rules =
             self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
         let plaintext_rule = applicable_rules.find(|rule| rule.protocol.is_plaintext())?;
+        // The rule found above is never an `Https` rule; the patterns contain it for completeness only.
         Some(match (&plaintext_rule.protocol, protocol) {
             (IngressProtocol::Tcp, _) => Protocol::Tcp,
             (IngressProtocol::Grpc, _) => Protocol::Grpc,

@@ -211,6 +211,7 @@ impl PolicyRules {
         };
         match_index?.first_match_among(candidate_matches, keys, |rule_position, match_position| {
             self.rules.get(rule_position).is_some_and(|rule| {
+                // A rule with conditions on claims only has no matchers, and one match without conditions in the index.
                 matchers(rule).get(match_position).is_none_or(&is_match)
                     && rule.rule.claims.iter().all(|claim| has_claim(keys.request, claim))
             })

@@ -115,6 +115,7 @@ impl Balancer {
                 share_of,
                 random,
             ),
+            // The choice of the hash-based algorithms was returned above.
             BalanceAlgorithm::Random
             | BalanceAlgorithm::RingHash(_)
             | BalanceAlgorithm::Maglev(_) => {

@@ -159,7 +159,7 @@ pub fn rendezvous_hash(
     let hash_for = |endpoint: &Endpoint| hash(key, endpoint.id.workload.name.as_str());
     let mut ranked_endpoints: Vec<(u64, usize)> =
         endpoints.iter().enumerate().map(|(index, endpoint)| (hash_for(endpoint), index)).collect();
-    ranked_endpoints.sort_unstable_by(|a, b| b.cmp(a));
+    ranked_endpoints.sort_unstable_by(|first, second| second.cmp(first));
     ranked_endpoints.into_iter().map(|(_, index)| index).find(|index| is_available(*index))
 }
 

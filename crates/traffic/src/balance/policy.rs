@@ -91,12 +91,13 @@ pub fn choose_with_slow_start(
 ) -> Option<usize> {
     let mut random = random;
     let mut chosen = choose(random)?;
-    for _ in 0..MAX_CHOICES {
+    for _ in 0..MAX_REPETITIONS {
         let share = share_of(chosen);
         if share >= FULL_SHARE {
             break;
         }
         random = mix_random(random);
+        // The upper 16 bits are a random number below the full share.
         if u32::try_from(random >> 48).unwrap_or(0) < share {
             break;
         }
@@ -111,8 +112,8 @@ pub fn choose_with_slow_start(
 /// load in every comparison.
 pub(super) struct SlowStartCandidates<'a, C: ?Sized, S> {
     pub(super) candidates: &'a C,
-    /// The slow-start share of each candidate.
-    pub(super) share: S,
+    /// Returns the slow-start share of the candidate at an index.
+    pub(super) share_of: S,
     /// The random number that determines the participants of one choice.
     pub(super) random: u64,
 }
@@ -131,7 +132,7 @@ impl<C: Candidates + ?Sized, S: Fn(usize) -> u32> Candidates for SlowStartCandid
     }
 
     fn is_usable(&self, index: usize) -> bool {
-        let share = (self.share)(index);
+        let share = (self.share_of)(index);
         let takes_part = share >= FULL_SHARE
             || u32::try_from(mix_random(self.random ^ index as u64) >> 48).unwrap_or(0) < share;
         takes_part && self.candidates.is_usable(index)
@@ -143,16 +144,16 @@ impl<C: Candidates + ?Sized, S: Fn(usize) -> u32> Candidates for SlowStartCandid
     }
 }
 
-/// Repeats the choice among [`SlowStartCandidates`] until one is returned, at most [`MAX_CHOICES`] times;
+/// Repeats the choice among [`SlowStartCandidates`] until one is returned, at most [`MAX_REPETITIONS`] times;
 /// `None` after that.
 pub(super) fn choose_among_participants<'a, C: Candidates + ?Sized, S: Fn(usize) -> u32 + Copy>(
-    (candidates, share): (&'a C, S),
+    (candidates, share_of): (&'a C, S),
     random: u64,
     choose: impl Fn(&SlowStartCandidates<'a, C, S>, u64) -> Option<usize>,
 ) -> Option<usize> {
     let mut random = random;
-    for _ in 0..MAX_CHOICES {
-        let participants = SlowStartCandidates { candidates, share, random: mix_random(random) };
+    for _ in 0..MAX_REPETITIONS {
+        let participants = SlowStartCandidates { candidates, share_of, random: mix_random(random) };
         if let Some(index) = choose(&participants, random) {
             return Some(index);
         }
@@ -163,8 +164,8 @@ pub(super) fn choose_among_participants<'a, C: Candidates + ?Sized, S: Fn(usize)
 
 /// The share of a candidate that is not in slow start.
 const FULL_SHARE: u32 = 1 << 16;
-/// The maximum number of repeated choices if all candidates are in slow start.
-const MAX_CHOICES: usize = 16;
+/// The maximum number of repetitions of a choice. It bounds the work while all candidates are in slow start.
+const MAX_REPETITIONS: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -44,6 +44,7 @@ impl SlowStartEndpoints {
         let Some(previous_endpoints) =
             previous_endpoints.filter(|previous_endpoints| !previous_endpoints.is_empty())
         else {
+            // These are the first endpoints, or the first after a time without endpoints.
             return;
         };
         let previous_ids: FxHashSet<&EndpointId> =

@@ -25,8 +25,8 @@ pub(super) fn pick_by_weight<C: Candidates + ?Sized>(candidates: &C, random: u64
         .or_else(|| pick_among(candidates, |index| candidates.is_eligible(index), random))
 }
 
-/// Returns the number that replaces a random number in this round-robin turn. The numbers of consecutive turns are
-/// spread evenly, so that candidates with a high weight are not chosen several times in a row.
+/// Returns the number that a choice by weight uses instead of a random number in this round-robin turn. The numbers of
+/// consecutive turns are spread evenly, so that candidates with a high weight are not chosen several times in a row.
 pub(super) fn random_for_turn(turn: usize) -> u64 {
     (turn as u64).wrapping_mul(GOLDEN_RATIO_FRACTION)
 }

@@ -40,11 +40,12 @@ impl EgressHosts {
     /// host must be in lower case and without a final dot.
     pub(super) fn find_rule(&self, host: &str, is_match: impl Fn(usize) -> bool) -> Option<usize> {
         let exact_positions = self.exact.get(host).map_or(&[][..], |positions| positions);
+        // `usize::MAX` means that no rule was found yet.
         let mut first = find_before(usize::MAX, exact_positions, &is_match);
         first = find_before(first, &self.unrestricted, &is_match);
         let mut remaining = host;
         while let Some((_, parent)) = remaining.split_once('.') {
-            // A subdomain has at least one more label.
+            // A subdomain has at least one more label, which is not empty: `.example.com` is no subdomain.
             if parent.len().saturating_add(1) < host.len()
                 && let Some(positions) = self.wildcards.get(parent)
             {

@@ -96,8 +96,8 @@ fn compile_config(
 fn applied_policies(snapshot: &CompiledSnapshot, to: &str) -> String {
     let service_port = &snapshot.service(&service_name("api")).unwrap().ports[&80];
     let backend_port = &snapshot.service(&service_name(to)).unwrap().ports[&80];
-    let (traffic_policy, _) = service_port.policies_to(&service_name(to), 80, backend_port);
-    let names = traffic_policy.into_iter().flat_map(|policy| policy.policy_names());
+    let policies = service_port.policies_to(&service_name(to), 80, backend_port);
+    let names = policies.traffic_policy.into_iter().flat_map(|policy| policy.policy_names());
     names.map(|name| name.name.to_string()).collect::<Vec<_>>().join(" ")
 }
 
@@ -139,13 +139,13 @@ fn policies_are_found_by_rule_and_a_route_to_itself_has_none() {
     let snapshot = compile_config(services, None);
     let api = &snapshot.service(&service_name("api")).unwrap().ports[&80];
     let v1 = &snapshot.service(&service_name("v1")).unwrap().ports[&80];
-    let has_breakers = |(traffic_policy, _): super::EffectivePolicies<'_>| {
-        let policy: &PortTrafficPolicy = traffic_policy.unwrap();
+    let has_breakers = |policies: super::EffectivePolicies<'_>| {
+        let policy: &PortTrafficPolicy = policies.traffic_policy.unwrap();
         (policy.breaker.is_some(), policy.called_breaker.is_some())
     };
     assert_eq!(has_breakers(api.policies_of_rule(0, 1, api)), (true, false));
     assert_eq!(has_breakers(api.policies_of_rule(0, 2, v1)), (false, true));
-    assert!(v1.own_policies().0.is_none());
+    assert!(v1.own_policies().traffic_policy.is_none());
 }
 
 #[test]

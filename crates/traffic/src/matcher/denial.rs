@@ -264,21 +264,21 @@ impl DeniedPath {
     }
 
     fn index_condition(&self) -> Option<IndexCondition> {
-        let (key, text) = match self {
+        let (attribute, text) = match self {
             Self::Any => return None,
             Self::Text { text, matches_below, .. } => {
-                let key = if *matches_below {
+                let attribute = if *matches_below {
                     IndexedAttribute::PathPrefix
                 } else {
                     IndexedAttribute::Path
                 };
-                (key, normalize_rule_path(text, Parameters::Dropped).into())
+                (attribute, normalize_rule_path(text, Parameters::Dropped).into())
             }
             Self::Prefix { sent, .. } => (IndexedAttribute::PathPrefix, normalized_elements(sent)?),
             Self::Regex(regex) if regex.leading_elements.is_empty() => return None,
             Self::Regex(regex) => (IndexedAttribute::PathPrefix, regex.leading_elements.clone()),
         };
-        (key == IndexedAttribute::Path || *text != *"/").then(|| (key, vec![text]))
+        (attribute == IndexedAttribute::Path || *text != *"/").then(|| (attribute, vec![text]))
     }
 }
 
@@ -311,6 +311,7 @@ struct CaseTolerantRegex {
 impl CaseTolerantRegex {
     /// Compiles the case-insensitive form of a pattern. `case_sensitive_regex` is the compiled pattern itself.
     fn compile(pattern: &str, case_sensitive_regex: &Regex) -> Self {
+        // The pattern was compiled before, so its case-insensitive form compiles as well.
         let case_insensitive =
             compile_case_insensitive(pattern).unwrap_or_else(|_| case_sensitive_regex.clone());
         let case_sensitive = may_exclude_letters(pattern).then(|| case_sensitive_regex.clone());
@@ -385,9 +386,9 @@ impl DeniedHeader {
     fn index_condition(&self) -> Option<IndexCondition> {
         let DeniedValue::Text(text) = &self.value else { return None };
         let name = self.name.clone().unwrap_or_else(|| ":authority".into());
-        let key =
+        let attribute =
             IndexedAttribute::Header { name, repeated: RepeatedHeader::Joined, ignores_case: true };
-        Some((key, vec![text.clone()]))
+        Some((attribute, vec![text.clone()]))
     }
 }
 

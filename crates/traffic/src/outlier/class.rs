@@ -104,6 +104,7 @@ fn failure_class(reason: Reason) -> Option<FailureClass> {
         // An endpoint that drains or is at its limit rejects the request by itself. It has not failed, and a retry uses
         // another endpoint.
         Reason::UpstreamRefused => None,
+        // The client or this sidecar caused the failure.
         _ => None,
     }
 }

@@ -39,7 +39,7 @@ struct EndpointRecord {
     total: Bucket,
     consecutive_failures: u32,
     state: ServiceState,
-    /// The number of successive ejections: the exponent of the ejection time.
+    /// The number of successive ejections, each of which doubles the ejection time. Time in service reduces the number.
     ejection_count: u32,
     /// The time of the last return to service.
     returned_at: Duration,
@@ -142,9 +142,9 @@ impl NativeDetector {
         let Some(endpoint) = self.endpoints.get(slot) else { return false };
         let HealthCheckState { failed, consecutive_results, .. } = endpoint.health_check;
         let health_check = self.rule.health_check.as_ref();
-        let is_over_limit =
+        let reaches_threshold =
             health_check.is_some_and(|health_check| consecutive_results >= health_check.failures);
-        endpoint.is_in_service() && (endpoint.is_ejection_prevented || failed && is_over_limit)
+        endpoint.is_in_service() && (endpoint.is_ejection_prevented || failed && reaches_threshold)
     }
 
     pub(super) fn advance_time(
@@ -179,7 +179,7 @@ impl NativeDetector {
         }
     }
 
-    pub(super) fn record_outcome(
+    pub(super) fn record_result(
         &mut self,
         slot: usize,
         result: RequestResult,
@@ -206,9 +206,11 @@ impl NativeDetector {
             }
             // Requests that started before the ejection are not counted again.
             ServiceState::InService | ServiceState::Ejected { .. } => {}
+            // An unhealthy endpoint needs successful health checks, so the result of the probe has no other effect.
             ServiceState::Probed { in_progress, .. } if endpoint.health_check.is_unhealthy => {
                 *in_progress &= !result.probe
             }
+            // The request started before the ejection.
             ServiceState::Probed { .. } if !result.probe => {}
             ServiceState::Probed { .. } if result.failed => {
                 self.eject(slot, EjectionCause::Probe, result.now, result.random, events);
@@ -314,10 +316,12 @@ impl NativeDetector {
             let failing_endpoints =
                 endpoints.filter(|(_, endpoint)| endpoint.exceeds_failure_rate(&self.rule));
             // Among endpoints with equal rates, the first is ejected.
-            let worst_endpoint =
-                failing_endpoints.rev().max_by(|(_, a), (_, b)| a.total.compare_rates(b.total));
+            let worst_endpoint = failing_endpoints
+                .rev()
+                .max_by(|(_, left), (_, right)| left.total.compare_rates(right.total));
             let Some(worst_endpoint) = worst_endpoint.map(|(slot, _)| slot) else { return };
             self.eject(worst_endpoint, EjectionCause::FailureRate, now, random, events);
+            // The next ejection has another jitter.
             random = random.rotate_left(21).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         }
     }
@@ -375,13 +379,13 @@ impl NativeDetector {
             endpoint.ejection_count = endpoint.ejection_count.saturating_sub(halvings);
         }
         let factor = 1_u32.checked_shl(endpoint.ejection_count).unwrap_or(u32::MAX);
-        let max_ejection_time =
+        let full_ejection_time =
             rule.ejection_time.base.saturating_mul(factor).min(rule.ejection_time.max);
         let jitter =
-            max_ejection_time * u32::from(rule.ejection_time.jitter_percent.min(100)) / 100;
+            full_ejection_time * u32::from(rule.ejection_time.jitter_percent.min(100)) / 100;
         let reduction = (u128::from(random) * jitter.as_nanos()) >> 64;
         let ejection_time =
-            max_ejection_time - Duration::from_nanos(u64::try_from(reduction).unwrap_or(0));
+            full_ejection_time - Duration::from_nanos(u64::try_from(reduction).unwrap_or(0));
         endpoint.ejection_count = endpoint.ejection_count.saturating_add(1).min(MAX_EJECTIONS);
         endpoint.clear_evidence();
         let until = now.saturating_add(ejection_time);

@@ -43,9 +43,9 @@ struct Instance {
 impl SermantDetector {
     /// Creates a detector without evidence.
     #[must_use]
-    pub fn new(rule: SermantRemoval, instances: usize) -> Self {
+    pub fn new(rule: SermantRemoval, instance_count: usize) -> Self {
         let window_end = rule.common.window;
-        let instances = vec![Instance::default(); instances];
+        let instances = vec![Instance::default(); instance_count];
         Self { rule, window_end, instances, valid_until: None }
     }
 
@@ -87,7 +87,7 @@ impl SermantDetector {
         self.valid_until = expiry_times.chain([self.window_end]).min();
     }
 
-    pub(super) fn record_outcome(
+    pub(super) fn record_result(
         &mut self,
         slot: usize,
         result: RequestResult,
@@ -126,6 +126,7 @@ impl SermantDetector {
         let (instance_count, ejected_count) =
             (signed_count(slots.len()), signed_count(slots.len() - in_service.len()));
         let rule = self.rule.rule;
+        // The further ejections that the two limits permit, in millionths of an instance.
         let share_budget =
             instance_count * i64::from(rule.scale_up_limit_ppm) - ejected_count * MILLION;
         let count_budget =
@@ -135,6 +136,7 @@ impl SermantDetector {
         in_service.retain(|slot| {
             let Some(instance) = self.instances.get_mut(*slot) else { return false };
             let has_statistics = instance.last_call.is_some() && !instance.windows.is_empty();
+            // The rate of the instance is in thousandths, that of the rule in millionths.
             let exceeds_error_rate = instance.error_rate * 1000 >= u64::from(rule.error_rate_ppm);
             if !has_statistics || !exceeds_error_rate || budget < MILLION {
                 return true;
@@ -208,7 +210,8 @@ impl Instance {
     }
 }
 
-/// Converts a count for the computation of the ejection budget.
+/// Converts a count for the computation of the ejection budget. A count that is too large is reduced so that its product
+/// with [`MILLION`] does not overflow.
 fn signed_count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX / MILLION / 2)
 }

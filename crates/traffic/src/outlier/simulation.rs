@@ -155,7 +155,7 @@ impl FaultSimulation {
         events: &mut Vec<EjectionEvent>,
     ) {
         let result = RequestResult { failed: self.failing[slot], probe, now: self.now, random };
-        self.detector.record_outcome(slot, result, events);
+        self.detector.record_result(slot, result, events);
     }
 }
 

@@ -66,7 +66,7 @@ fn endpoint_states_agree_with_the_filtered_list() {
             let mut events = Vec::new();
             for call in step_calls(step, case) {
                 let result = RequestResult { failed: call.1, probe: false, now, random: 0 };
-                detector.record_outcome(call.0, result, &mut events);
+                detector.record_result(call.0, result, &mut events);
             }
             detector.advance_time(now, 0, &mut events);
             detector.advance_time(now, 0, &mut events);
@@ -94,7 +94,7 @@ fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: 
     detector.advance_time(now, 0, &mut events);
     for (slot, failed) in step_calls(step, case) {
         let probe = detector.start_request(slot);
-        detector.record_outcome(slot, RequestResult { failed, probe, now, random: 0 }, &mut events);
+        detector.record_result(slot, RequestResult { failed, probe, now, random: 0 }, &mut events);
     }
     for (slot, failed) in call_outcomes(&step["checks"], case) {
         let evidence = if failed { FailureEvidence::Failure } else { FailureEvidence::Success };
@@ -116,7 +116,7 @@ fn sermant_step(detector: Option<&mut SermantDetector>, case: &Value, step: &Val
     let mut remaining: Vec<usize> = (0..names.len()).collect();
     if let Some(detector) = detector {
         for (slot, failed) in step_calls(step, case) {
-            detector.record_outcome(
+            detector.record_result(
                 slot,
                 RequestResult { failed, probe: false, now, random: 0 },
                 &mut events,

@@ -55,6 +55,7 @@ impl Bucket {
     /// Takes a token, or returns the time until a token is available.
     pub(super) fn take_token(&self, rate: BucketRate, now: u64) -> Result<(), Duration> {
         let mut wait = Duration::ZERO;
+        // The order is relaxed, because this number is the whole state of the bucket.
         let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
             match rate.next_full_at(full_at, now) {
                 Ok(new_full_at) => Some(new_full_at),
@@ -100,7 +101,7 @@ impl KeyedBuckets {
 
     /// Takes a token from a key's bucket, or returns the time until a token is available.
     pub(super) fn take_token(&self, key: u128, rate: BucketRate, now: u64) -> Result<(), Duration> {
-        // Held for one map lookup, without waits or panics.
+        // The lock is held for one map lookup, without waits or panics, so it is never poisoned.
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         let full_at = generations.bucket_for(key, self.capacity);
         *full_at = rate.next_full_at(*full_at, now)?;

@@ -116,7 +116,8 @@ impl ConcurrencySlots {
     }
 }
 
-/// Increments a counter if it is below a limit. Returns true if the counter was incremented.
+/// Increments a counter if it is below a limit. Returns true if the counter was incremented. The order is relaxed, because
+/// no other memory depends on the counters.
 fn increment_below(counter: &AtomicU32, limit: u32) -> bool {
     let next_count = |count: u32| (count < limit).then(|| count + 1);
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_count).is_ok()
@@ -272,6 +273,7 @@ impl Tuning {
         let baseline = self.baseline_latency();
         let is_sample = match outcome {
             ResponseOutcome::Success => true,
+            // Without a baseline, only a long wait shows that the application is slow.
             ResponseOutcome::Abandoned if baseline.is_infinite() => {
                 latency > MIN_WINDOW.as_secs_f64()
             }
@@ -286,8 +288,9 @@ impl Tuning {
                 self.window = Window::starting_at(now);
             }
             Some(probe) if sent_at < probe.samples_from => return None,
-            _ => {}
+            Some(_) | None => {}
         }
+        // The time of twice the minimum number of samples, one request after another.
         let slowest_average = self.average.max(self.window.average_latency()).max(latency);
         let max_window =
             from_seconds(slowest_average * 2.0 * f64::from(MIN_SAMPLES)).max(MIN_INTERVAL);
@@ -332,6 +335,7 @@ impl Tuning {
             }
         }
         if !window.is_mostly_abandoned() {
+            // The lowest of many averages is too low by chance, which the standard errors compensate.
             let [lowest, ..] = &mut self.lowest_averages;
             *lowest = lowest.min(average + 2.0 * window.standard_error());
         }
@@ -343,6 +347,7 @@ impl Tuning {
     /// Starts an interval, with a probe if the limit was reached in the previous interval. `lengths_passed` is the
     /// elapsed time as a multiple of the previous interval's length.
     fn start_interval(&mut self, lengths_passed: f64, now: Duration) {
+        // Intervals that passed without requests end as well.
         for _ in (0..INTERVAL_COUNT).take_while(|interval| lengths_passed >= *interval as f64 + 1.0)
         {
             self.lowest_averages.rotate_right(1);
@@ -350,6 +355,7 @@ impl Tuning {
             *lowest = f64::INFINITY;
         }
         let was_full = self.interval.was_full;
+        // With a high latency, a probe lasts about two latencies, a tenth of the interval.
         let length = MIN_INTERVAL.max(from_seconds(self.average * 20.0));
         self.interval = Interval { started_at: Some(now), length, was_full: false };
         if was_full {
@@ -373,6 +379,7 @@ impl Tuning {
         }
         let tolerated_factor = 1.0 + f64::from(self.rule.latency_tolerance_percent) / 100.0;
         let factor = match window.is_mostly_abandoned() {
+            // The latency is unknown, so the limit is halved.
             true => 0.5,
             false => {
                 let min_average = (average - window.standard_error()).max(f64::MIN_POSITIVE);
@@ -388,6 +395,7 @@ impl Tuning {
             let may_double = !self.was_reduced && max_waiting >= self.waiting_limit();
             self.limit + if may_double { self.limit } else { self.limit.sqrt() }
         };
+        // The limit is increased only while at least half of it is used.
         let is_used = f64::from(max_waiting) >= self.limit / 2.0;
         if target < self.limit || is_used {
             let max_limit = f64::from(self.max_limit);
@@ -399,6 +407,7 @@ impl Tuning {
     /// reduction to a quarter becomes the start of the next comparison.
     fn detect_ineffective_reduction(&mut self, average: f64) -> bool {
         let Some((limit_before, average_before)) = self.reduced_from else { return false };
+        // The minimum may prevent a reduction to a quarter. At the minimum, a reduction to half is compared instead.
         let is_minimum = self.limit <= self.minimum_limit();
         if self.limit < 2.0
             || (is_minimum && self.limit * 2.0 <= limit_before && average > average_before * 0.8)

@@ -56,6 +56,7 @@ pub fn request_edits(
         add_change(&mut edits, change)?;
     }
     for name in removed_names {
+        // A change that sets the header takes precedence over its removal.
         let is_editable = HeaderEdits::is_valid_name(name) && HeaderEdits::may_edit(name);
         if is_editable && edits.set.iter().all(|header| header.name != *name) {
             edits.remove.push(name.clone());

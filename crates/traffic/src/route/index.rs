@@ -38,7 +38,7 @@ impl RouteIndex {
             .map(|(request, compiled_match)| (request, match_rank(request), compiled_match))
             .collect();
         // The sort is stable, so matches of equal rank retain their order.
-        ranked_matches.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
+        ranked_matches.sort_by(|(_, first, _), (_, second, _)| second.cmp(first));
         let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut prefixes: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut unindexed = Vec::new();

@@ -16,7 +16,7 @@ impl<T> PrefixIndex<T> {
         let values: FxHashMap<Box<[u8]>, T> =
             values.map(|(prefix, value)| (prefix.into_boxed_bytes(), value)).collect();
         let mut lengths: Vec<usize> = values.keys().map(|prefix| prefix.len()).collect();
-        lengths.sort_unstable_by(|a, b| b.cmp(a));
+        lengths.sort_unstable_by(|first, second| second.cmp(first));
         lengths.dedup();
         Self { values, lengths: lengths.into() }
     }

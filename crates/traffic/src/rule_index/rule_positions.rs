@@ -14,7 +14,7 @@ pub(crate) struct RulePositions<'a> {
 }
 
 impl<'a> RulePositions<'a> {
-    /// Creates an empty union.
+    /// Creates an iterator without positions.
     pub(crate) fn empty() -> Self {
         Self {
             inline_lists: [&[]; MAX_INLINE_LISTS],
@@ -23,12 +23,12 @@ impl<'a> RulePositions<'a> {
         }
     }
 
-    /// Creates the union of all positions.
+    /// Creates an iterator over the positions of all rules, of which there are `count`.
     pub(crate) fn all_rules(count: usize) -> Self {
         Self { all_positions: 0..count, ..Self::empty() }
     }
 
-    /// Adds a sorted list.
+    /// Adds the positions of a sorted list.
     pub(crate) fn add_list(&mut self, list: &'a [usize]) {
         if list.is_empty() {
             return;

@@ -10,12 +10,12 @@ pub(super) fn exact_conditions(matcher: &TagMatcher) -> Vec<IndexCondition> {
     let needs_all = matcher.quorum == Quorum::All || matcher.headers.len() == 1;
     let headers = matcher.headers.iter().filter(|_| needs_all).filter_map(|header| {
         let (texts, ignores_case) = header.matcher.exact_values()?;
-        let key = IndexedAttribute::Header {
+        let attribute = IndexedAttribute::Header {
             name: header.name.clone(),
             repeated: matcher.repeated,
             ignores_case,
         };
-        Some((key, texts.into_iter().map(Into::into).collect()))
+        Some((attribute, texts.into_iter().map(Into::into).collect()))
     });
     headers.chain(matcher.path.index_condition()).collect()
 }

@@ -72,7 +72,7 @@ impl InstanceSet {
         }
     }
 
-    /// Returns the members among `endpoints`.
+    /// Returns the members among `endpoints`; the same list object if all endpoints are members.
     pub(super) fn members_of(&self, endpoints: &Endpoints) -> Endpoints {
         let members = endpoints.iter().filter(|endpoint| self.contains(endpoint));
         let members: Vec<_> = members.cloned().collect();

@@ -36,7 +36,7 @@ pub(super) struct RulesForCaller {
     depends_on_request: bool,
 }
 
-/// The index of a set.
+/// The index of a set in [`RulesForCaller::sets`].
 pub(super) type SetId = usize;
 
 /// The index of the set of all instances.
@@ -100,8 +100,13 @@ impl RulesForCaller {
         }
         let mut sets = InstanceSets::default();
         let stems = StemIndex::from_rules(&applicable_rules)?;
-        let fallback_sets =
-            fallback_sets(&rules.fallback_policy, &applicable_rules, &stems, caller, &mut sets);
+        let fallback_sets = resolve_fallback_sets(
+            &rules.fallback_policy,
+            &applicable_rules,
+            &stems,
+            caller,
+            &mut sets,
+        );
         let excluded_sets: Vec<InstanceSet> =
             applicable_rules.iter().flat_map(|(_, rule)| named_sets(rule, caller)).collect();
         let mut compiled_rules = Vec::new();
@@ -257,6 +262,7 @@ impl ResolveContext<'_> {
     /// Resolves the set of a target.
     fn resolve_set(&self, set: &TagSet) -> InstanceSet {
         match InstanceSet::resolve(set, self.caller, &[]) {
+            // Sorted and without duplicates, so that equal default sets have the same ID.
             InstanceSet::Except(_) => InstanceSet::excluding(self.excluded.to_vec()),
             set => set,
         }
@@ -339,7 +345,7 @@ fn named_sets(rule: &TagRule, caller: &CallerAttributes) -> Vec<InstanceSet> {
 }
 
 /// Returns the sets for requests without a matching rule: one list for each combination of matching stems.
-fn fallback_sets(
+fn resolve_fallback_sets(
     fallback_policy: &[FallbackPolicy],
     rules: &[(usize, &TagRule)],
     stems: &StemIndex<'_>,
@@ -375,7 +381,7 @@ fn compile_caller_rules(
 
 impl CompiledCallerRule {
     fn from_rule(index: usize, rule: &CallerRule, caller: &CallerAttributes) -> Self {
-        let targets = rule.split.targets.iter().filter(|target| applies_to(target, caller));
+        let targets = rule.split.targets.iter().filter(|target| target_applies_to(target, caller));
         let split = TagSplit { targets: targets.cloned().collect(), weights: rule.split.weights };
         let (shares, has_remainder) = WeightedTargets::from_split(&split);
         let targets = split.targets.iter();
@@ -398,7 +404,7 @@ impl CompiledCallerRule {
 
 /// True if a target applies to this caller. A target that refers to a parameter of the caller is ignored if the caller
 /// has no parameters.
-fn applies_to(target: &TagTarget, caller: &CallerAttributes) -> bool {
+fn target_applies_to(target: &TagTarget, caller: &CallerAttributes) -> bool {
     let (TagSet::All(tags) | TagSet::Any(tags)) = &target.set else {
         return true;
     };

@@ -53,6 +53,7 @@ impl CompiledTagRules {
             match outcomes.iter_mut().find(is_same_outcome) {
                 Some(existing) => existing.share += outcome.share,
                 None if outcome.share > 0.0 => outcomes.push(outcome),
+                // No random number leads to this result.
                 None => {}
             }
             if !script.next_run() {
@@ -95,6 +96,7 @@ impl ScriptedChoice {
 impl RandomChoice for ScriptedChoice {
     fn pick_target(&mut self, _: ChoicePurpose, shares: &WeightedTargets) -> usize {
         if self.position == self.choices.len() {
+            // The last index stands for the points that belong to no target.
             self.choices.push((0, shares.len() + 1));
         }
         let selected = self.choices.get(self.position).map_or(0, |(selected, _)| *selected);

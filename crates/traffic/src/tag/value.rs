@@ -71,6 +71,7 @@ impl ValueMatcher {
             }
             ValueTest::Text { relation, texts, ignore_case } => {
                 let ignores_case = *ignore_case;
+                // As in Sermant, the text of a regular expression is converted as well.
                 let normalize = |text: &String| -> Box<str> {
                     if ignores_case { text.to_lowercase().into() } else { text.as_str().into() }
                 };

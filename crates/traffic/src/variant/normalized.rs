@@ -103,6 +103,8 @@ pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
 /// Decodes as many layers of escapes as applications decode. The second value is true if no escape remains.
 pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     let mut bytes = text.as_bytes().to_vec();
+    // The additional pass detects remaining escapes. An escape is longer than its character, so an unchanged length means
+    // that there was no escape.
     for _ in 0..=MAX_ESCAPE_LAYERS {
         let decoded = decoded_once(&bytes);
         if decoded.len() == bytes.len() {
@@ -138,7 +140,7 @@ pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
 
 /// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did.
 fn decode_overlong(first: u8, following: &[u8]) -> Option<(char, &[u8])> {
-    let (length, bits, minimum) = match first {
+    let (continuation_length, bits, minimum) = match first {
         0xC0..=0xC1 => (1, first & 0x1F, 0x80),
         0xE0 => (2, 0, 0x800),
         0xF0 => (3, 0, 0x1_0000),
@@ -146,7 +148,7 @@ fn decode_overlong(first: u8, following: &[u8]) -> Option<(char, &[u8])> {
         0xFC => (5, 0, 0x400_0000),
         _ => return None,
     };
-    let (continuation, remainder) = following.split_at_checked(length)?;
+    let (continuation, remainder) = following.split_at_checked(continuation_length)?;
     let mut number = u32::from(bits);
     for byte in continuation {
         let 0x80..=0xBF = byte else { return None };

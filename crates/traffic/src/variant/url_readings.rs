@@ -90,7 +90,7 @@ fn decode_latin1(bytes: &[u8]) -> Option<String> {
     is_latin.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
 }
 
-/// The maximum number of alternative paths.
+/// The maximum number of alternative paths. A path with more alternatives is treated as any path.
 const MAX_ALTERNATIVES: usize = 8;
 /// The maximum total length of alternative paths in bytes.
 const MAX_ALTERNATIVE_BYTES: usize = 16 * 1024;

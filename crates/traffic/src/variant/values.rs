@@ -9,6 +9,7 @@ use super::normalized::{decoded_layers, is_blank};
 /// header with too many values always matches.
 pub(crate) fn any_value(joined: &str, mut is_match: impl FnMut(&str) -> bool) -> bool {
     let kinds = byte_kinds(joined);
+    // A text with both an equals sign and a blank may have blanks around the equals sign.
     let is_written_plainly =
         kinds & CHANGED == 0 && kinds & (EQUALS_SIGN | BLANK) != EQUALS_SIGN | BLANK;
     has_too_many_values(joined)
@@ -118,7 +119,8 @@ const BYTE_KINDS: [u8; 256] = {
     kinds
 };
 
-/// The maximum number of values of a header or a parameter that are compared with a rule.
+/// The maximum number of values of a header or a parameter that are compared with a rule. With more values, every rule
+/// matches.
 const MAX_COMPARED_VALUES: usize = 1024;
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Decodes the available part of a body with `Content-Length`.
+    /// Decodes the available bytes of a body with `Content-Length`.
     fn decode_unchunked(&mut self, remaining: u64, available_bytes: usize) -> DecodedPiece {
         let (length, remaining) = split_available(remaining, available_bytes);
         self.state = if remaining == 0 {
@@ -150,6 +150,7 @@ impl BodyDecoder {
                     }
                     length
                 }
+                // A piece has the content of at most one chunk, and nothing follows a complete body.
                 DecoderState::ChunkData(_)
                 | DecoderState::Complete
                 | DecoderState::ContentLength(_)
@@ -194,7 +195,7 @@ impl BodyDecoder {
         Ok(0)
     }
 
-    /// Reads the part of `bytes` that belongs to a chunk extension (RFC 9112 §7.1.1). Returns its length.
+    /// Reads the leading bytes that belong to a chunk extension (RFC 9112 §7.1.1). Returns their number.
     #[cold]
     fn read_chunk_extension(
         &mut self,
@@ -310,6 +311,7 @@ pub const MAX_CHUNK_EXTENSION_BYTES: usize = 16 * 1024;
 /// The maximum number of digits of a chunk size: sixteen hexadecimal digits are 64 bits.
 const MAX_CHUNK_SIZE_DIGITS: usize = 16;
 
+/// The digits of chunk sizes.
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
 #[cfg(test)]

@@ -59,6 +59,7 @@ impl ChunkExtension {
 }
 
 impl GrammarState {
+    /// Returns the state after `byte`; `None` if the grammar does not allow it here.
     fn next_state(self, byte: u8) -> Option<Self> {
         let is_token = is_in_class(byte, TOKEN);
         Some(match (self, byte) {

@@ -19,6 +19,7 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline]
+    /// Returns the next byte without skipping it; `None` at the end.
     pub(super) fn peek(&self) -> Option<u8> {
         self.bytes.get(self.position).copied()
     }

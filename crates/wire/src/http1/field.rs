@@ -91,6 +91,7 @@ impl FieldKind {
 fn is_name<const N: usize>(name: &[u8], expected: &[u8; N]) -> bool {
     let Ok(name) = <&[u8; N]>::try_from(name) else { return false };
     let add_difference = |differing_bits: u8, (byte, expected): (&u8, &u8)| {
+        // The two cases of a letter differ only in the bit of the space (0x20).
         let case_bit = if expected.is_ascii_lowercase() { b' ' } else { 0 };
         differing_bits | ((byte | case_bit) ^ expected)
     };
@@ -100,18 +101,24 @@ fn is_name<const N: usize>(name: &[u8], expected: &[u8; N]) -> bool {
 /// The connection and body properties of one head's fields.
 #[derive(Default)]
 pub(super) struct FieldSection {
+    /// The value of `Host`; `None` without the field.
     pub(super) host: Option<ByteSpan>,
+    /// True for `Expect: 100-continue`.
     pub(super) expect_continue: bool,
+    /// True if `Connection` lists `close`.
     pub(super) has_close: bool,
+    /// True if `Connection` lists `keep-alive`.
     pub(super) has_keep_alive: bool,
     /// True if `Authorization` has a scheme that authenticates the connection.
     pub(super) authenticates_connection: bool,
     content_length: Option<u64>,
+    /// True for `Transfer-Encoding: chunked`.
     is_chunked: bool,
     /// True if `Connection` lists `Upgrade`.
     has_upgrade_option: bool,
     /// True if the head has an `Upgrade` field with a value.
     has_upgrade_field: bool,
+    /// True if `Upgrade` lists `h2c` or `h2`.
     upgrade_lists_http2: bool,
     /// True if `Upgrade` lists a protocol other than WebSocket.
     upgrade_lists_others: bool,
@@ -190,6 +197,7 @@ impl FieldSection {
         self.upgrade_lists_http2 && self.has_upgrade_option && version == Http1Version::Http11
     }
 
+    /// Records the meaning of a field for the connection and the body.
     fn record_field(
         &mut self,
         field: &HeaderField,
@@ -228,6 +236,7 @@ impl FieldSection {
                 self.upgrade_lists_http2 |= value.split(|byte| *byte == b',').any(is_http2);
                 self.upgrade_lists_others |= !value.split(|byte| *byte == b',').all(is_websocket);
             }
+            // These kinds only determine whether the field is forwarded.
             FieldKind::Te
             | FieldKind::Trailer
             | FieldKind::KeepAlive
@@ -260,6 +269,7 @@ impl FieldSection {
         Ok(())
     }
 
+    /// Records one option of `Connection`, at `span` of the head.
     fn record_connection_option(
         &mut self,
         option: &[u8],

@@ -3,7 +3,7 @@
 use super::MAX_HEAD_BYTES;
 use super::cursor::is_blank;
 
-/// A repaired head.
+/// A repaired response head.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RepairedHead {
     /// The valid head. It has `Connection: close`: if the repair was wrong about the length of the body, the bytes
@@ -160,6 +160,7 @@ const CONTENT_LENGTH: &[u8] = b"content-length";
 const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
 /// The position of the status in `HTTP/1.1 200 OK`.
 const STATUS_START: usize = 9;
+/// The position after the status.
 const STATUS_END: usize = 12;
 
 #[cfg(test)]

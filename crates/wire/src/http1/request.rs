@@ -13,7 +13,7 @@ pub struct RequestHead {
     pub method: ByteSpan,
     /// The request target as received; [`parse_target`](super::parse_target) cannot fail on it.
     pub target: ByteSpan,
-    /// The version of the sender.
+    /// The version in the request line.
     pub version: Http1Version,
     /// The field lines in order.
     pub fields: Vec<HeaderField>,
@@ -38,8 +38,8 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// Parses the head at the start of `bytes`. Call again with more bytes after [`ParseProgress::Partial`]; unless
-    /// complete, the head is left empty.
+    /// Parses the head at the start of `bytes`. Call again with more bytes after [`ParseProgress::Partial`]. The head
+    /// is empty unless the result is [`ParseProgress::Complete`].
     ///
     /// # Errors
     /// The first violated rule; the connection is no longer usable.
@@ -85,6 +85,7 @@ impl RequestHead {
         self.host = section.host;
         match self.host.map(|host| host.slice_in(cursor.bytes)) {
             None if self.version == Http1Version::Http11 => return Err(Malformed::HostMissing),
+            // HTTP/1.0 requires no `Host`, and an empty `Host` is valid (RFC 9112 §3.2).
             None | Some(b"") => {}
             Some(host) => {
                 split_authority(host)?;

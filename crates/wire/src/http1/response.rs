@@ -9,7 +9,7 @@ use super::{BodyLength, ByteSpan, FieldKind, HeaderField, Http1Version, Malforme
 /// `fields`.
 #[derive(Debug, Default)]
 pub struct ResponseHead {
-    /// The version of the sender.
+    /// The version in the status line.
     pub version: Http1Version,
     /// The status, 100 to 999.
     pub status: u16,
@@ -41,7 +41,7 @@ pub enum RequestKind {
 }
 
 impl RequestKind {
-    /// Classifies a method.
+    /// Classifies a method, which is case-sensitive.
     #[must_use]
     pub fn for_method(method: &[u8]) -> Self {
         match method {
@@ -54,7 +54,7 @@ impl RequestKind {
 
 impl ResponseHead {
     /// Parses the head at the start of `bytes`, the response to a request of `request_kind`. Call again with more
-    /// bytes after [`ParseProgress::Partial`]; unless complete, the head is left empty.
+    /// bytes after [`ParseProgress::Partial`]. The head is empty unless the result is [`ParseProgress::Complete`].
     ///
     /// # Errors
     /// The first violated rule; the connection is no longer usable.

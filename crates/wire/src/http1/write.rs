@@ -156,8 +156,11 @@ struct FieldSelection<'a> {
     is_selective: bool,
 }
 
+/// The treatment of a received field in the forwarded head.
 enum FieldAction<'a> {
+    /// Copies the field.
     Keep,
+    /// Omits the field.
     Drop,
     /// Writes the field with this value.
     Replace(&'a [u8]),

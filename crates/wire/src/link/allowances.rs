@@ -15,7 +15,7 @@ pub(super) struct FrameAllowances {
     useless_frame_allowance: u32,
     /// The number of streams that were reset before a response, reduced by one for every response; never negative.
     early_resets: u32,
-    /// The maximum of `early_resets`.
+    /// The value of `early_resets` at which another reset by the peer breaks the link.
     early_reset_allowance: u32,
     /// The number of DATA bytes that may still arrive for streams that this side has reset or never accepted.
     late_bytes_left: u64,

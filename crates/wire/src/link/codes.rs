@@ -170,7 +170,7 @@ pub enum LinkError {
     /// The first frame is not HELLO, or a HELLO is repeated or has values out of range.
     #[error("link: HELLO {fault}; the peer must be a Leno sidecar with ALPN leno/1")]
     Hello {
-        /// The fault.
+        /// The fault, as the predicate of the error message.
         fault: &'static str,
     },
     /// A frame exceeds the size limit of its kind.
@@ -181,10 +181,10 @@ pub enum LinkError {
         /// The limit for this kind of frame.
         max: u32,
     },
-    /// A malformed frame.
+    /// A frame with an invalid header or payload.
     #[error("link: malformed frame: {fault}")]
     Malformed {
-        /// The fault.
+        /// The fault, as the end of the error message.
         fault: &'static str,
     },
     /// A frame that the state of its stream or of the link does not allow.
@@ -198,7 +198,7 @@ pub enum LinkError {
     /// DATA beyond the granted credit, or credit beyond the window.
     #[error("link: stream {stream}: the peer exceeds its window")]
     FlowControl {
-        /// The stream.
+        /// The stream of the frame.
         stream: StreamId,
     },
     /// The peer opened more streams than allowed.
@@ -210,7 +210,7 @@ pub enum LinkError {
     /// The peer sent too many useless frames.
     #[error("link: flood of {kind}")]
     Flood {
-        /// The kind of frames.
+        /// The kind of frames or bytes that were too many.
         kind: &'static str,
     },
     /// The peer keeps sending requests and does not read the responses.

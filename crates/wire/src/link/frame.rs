@@ -24,6 +24,7 @@ pub(super) enum FrameKind {
 /// bits of stream number, big-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameHeader {
+    /// The length of the payload, without the header.
     pub(super) length: u32,
     pub(super) kind: FrameKind,
     pub(super) flags: u8,
@@ -121,6 +122,7 @@ impl FrameKind {
         }
     }
 
+    /// True if frames of this kind concern the whole link: their stream number is 0.
     const fn is_link_level(self) -> bool {
         matches!(self, Self::Hello | Self::GoAway | Self::Ping | Self::Pong)
     }
@@ -223,10 +225,15 @@ const KIND_BITS: u8 = 0x0f;
 const READS_REASONS: u8 = 0x01;
 /// A feature bit of HELLO: its sender supports the mark of requests from HTTP/2 clients.
 const READS_HTTP2_MARK: u8 = 0x02;
+/// The payload of HELLO in version 1.
 pub(super) const HELLO_BYTES: u32 = 20;
+/// The maximum payload of HELLO, with room for the fields of later releases.
 pub(super) const MAX_HELLO_BYTES: u32 = 256;
 /// The minimum payload of RESET: the code, without the reason that may follow it.
 pub(super) const RESET_BYTES: u32 = 1;
+/// The maximum payload of RESET: the code, and a reason of at most 64 bytes.
 pub(super) const MAX_RESET_BYTES: u32 = 65;
+/// The payload of CREDIT: a number of bytes.
 pub(super) const CREDIT_BYTES: u32 = 4;
+/// The payload of GOAWAY: the last stream and the code.
 pub(super) const GO_AWAY_BYTES: u32 = 5;

@@ -97,19 +97,19 @@ pub const LARGEST_MAX_STREAMS: u32 = 65_536;
 pub const WINDOW: u32 = 64 * 1024;
 /// The minimum window: one full DATA frame.
 pub const MIN_WINDOW: u32 = 16 * 1024;
-/// The maximum window.
+/// The maximum window, in bytes.
 pub const MAX_WINDOW: u32 = 16 * 1024 * 1024;
 /// The default head limit: the 64 KiB of HTTP/1.1, plus fields that sidecars add.
 pub const MAX_HEAD: u32 = 66 * 1024;
 /// The minimum head limit, so that a head that passes one sidecar passes the next.
 pub const SMALLEST_MAX_HEAD: u32 = 66 * 1024;
-/// The maximum head limit.
+/// The maximum head limit, in bytes.
 pub const LARGEST_MAX_HEAD: u32 = 1024 * 1024;
 /// The default DATA payload: one TLS record, so that streams are interleaved.
 pub const MAX_FRAME: u32 = 16 * 1024;
-/// The minimum DATA payload limit.
+/// The minimum DATA payload limit, in bytes.
 pub const SMALLEST_MAX_FRAME: u32 = 16 * 1024;
-/// The maximum DATA payload limit.
+/// The maximum DATA payload limit, in bytes.
 pub const LARGEST_MAX_FRAME: u32 = 1024 * 1024;
 /// The default congestion threshold: sixteen TLS records, a large write for the kernel.
 pub const CONGESTION_THRESHOLD: usize = 256 * 1024;
@@ -121,5 +121,5 @@ pub const MAX_USELESS_FRAMES: u32 = 8192;
 pub const MAX_EARLY_RESETS: u32 = 4096;
 /// The limit for the sections of one stream in one direction, as a multiple of `max_head`.
 pub const SECTIONS_PER_DIRECTION: u32 = 2;
-/// The cost of each section in addition to its bytes.
+/// The cost of each section in addition to its bytes, which bounds the number of short sections.
 pub const SECTION_COST: u32 = 64;

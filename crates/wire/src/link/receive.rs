@@ -140,7 +140,7 @@ impl Link {
         let mut state = StreamState::new(kind, &self.own_limits, &self.peer_limits);
         state
             .receive_direction
-            .check_head(header.length, false, end_stream)
+            .accept_head(header.length, false, end_stream)
             .map_err(|violation| misplaced(violation.as_str()))?;
         self.streams.insert(stream, state);
         self.allowances.record_useful_frame();
@@ -167,7 +167,7 @@ impl Link {
         };
         check_frame(
             stream,
-            state.receive_direction.check_head(header.length, interim, end_stream),
+            state.receive_direction.accept_head(header.length, interim, end_stream),
         )?;
         // Only the final head counts as a response.
         if !interim {
@@ -194,7 +194,7 @@ impl Link {
             self.allowances.record_late_data(header.length)?;
             return Ok(None);
         };
-        check_frame(stream, state.receive_direction.check_data(end_stream))?;
+        check_frame(stream, state.receive_direction.accept_data(end_stream))?;
         let remaining_credit = state.granted_credit.checked_sub(header.length);
         state.granted_credit = remaining_credit.ok_or(LinkError::FlowControl { stream })?;
         let is_response = is_opener && !data.is_empty();
@@ -222,7 +222,7 @@ impl Link {
         let Some(state) = self.find_open_stream(stream)? else {
             return self.handle_late_frame();
         };
-        check_frame(stream, state.receive_direction.check_trailers(header.length))?;
+        check_frame(stream, state.receive_direction.accept_trailers(header.length))?;
         self.allowances.record_useful_frame();
         self.remove_if_ended(stream);
         Ok(Some(LinkEvent::Trailers { stream, trailers }))
@@ -237,6 +237,7 @@ impl Link {
         if self.find_open_stream(stream)?.is_none() {
             return self.handle_late_frame();
         }
+        // The length was checked before, so the code is present.
         let code = ResetCode::from_wire(payload.try_get_u8().unwrap_or_default());
         let has_response = self.streams.remove(&stream).is_some_and(|state| state.has_response);
         if self.role == Role::Acceptor && !has_response {
@@ -264,6 +265,7 @@ impl Link {
             state.send_credit.checked_add(credit_bytes).filter(|new_credit| *new_credit <= window);
         let was_starved = state.is_starved();
         state.send_credit = new_credit.ok_or(LinkError::FlowControl { stream })?;
+        // A well-behaved peer sends CREDIT for at least half a window.
         if credit_bytes < window.div_ceil(2) {
             self.allowances.record_useless_frame()?;
         }
@@ -271,6 +273,7 @@ impl Link {
     }
 
     fn handle_go_away(&mut self, mut payload: Bytes) -> Result<LinkEvent, LinkError> {
+        // The length was checked before, so both values are present.
         let last_stream = StreamId(payload.try_get_u32().unwrap_or_default());
         let code = GoAwayCode::from_wire(payload.try_get_u8().unwrap_or_default());
         match self.go_away_received {
@@ -297,6 +300,7 @@ impl Link {
         Ok(None)
     }
 
+    /// Reports the PONG, or sends the PING that was requested meanwhile.
     fn handle_pong(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         if !std::mem::take(&mut self.ping_in_flight) {
             return self.handle_late_frame();
@@ -326,6 +330,7 @@ impl Link {
     }
 }
 
+/// Converts a violation to the error of the link.
 fn check_frame(
     stream: StreamId,
     check_result: Result<(), FrameViolation>,

@@ -38,8 +38,8 @@ impl Link {
             .with_flag(frame::END, end_stream)
             .with_flag(frame::TCP, kind == StreamKind::Tcp);
         let length = self.write_section(header, write_head).ok_or(OpenError::TooLarge)?;
-        let check_result = state.send_direction.check_head(length, false, end_stream);
-        check_result.expect("a section within max_head fits the allowance of a new stream");
+        let accept_result = state.send_direction.accept_head(length, false, end_stream);
+        accept_result.expect("a section within max_head fits the allowance of a new stream");
         self.last_stream = stream;
         self.streams.insert(stream, state);
         if stream.number() == STREAM_LAST {
@@ -68,7 +68,7 @@ impl Link {
             .with_flag(frame::END, end_stream)
             .with_flag(frame::INTERIM, interim);
         self.send_section(header, write_head, |state, length| {
-            state.send_direction.check_head(length, interim, end_stream)?;
+            state.send_direction.accept_head(length, interim, end_stream)?;
             Ok(!interim)
         })
     }
@@ -90,7 +90,7 @@ impl Link {
             .with_flag(frame::END, end_stream)
             .with_flag(frame::REJECTED, self.peer_reads_reasons);
         self.send_section(header, write_head, |state, length| {
-            state.send_direction.check_head(length, false, end_stream)?;
+            state.send_direction.accept_head(length, false, end_stream)?;
             Ok(true)
         })
     }
@@ -112,7 +112,7 @@ impl Link {
         let (accepted_data, remaining_data) =
             data.split_at_checked(available_credit).unwrap_or((data, &[]));
         let end_stream = end_stream && remaining_data.is_empty();
-        match state.send_direction.check_data(end_stream) {
+        match state.send_direction.accept_data(end_stream) {
             Ok(()) => {}
             Err(FrameViolation::Ended) => return Err(StreamClosed),
             Err(FrameViolation::Order | FrameViolation::Sections) => {
@@ -146,7 +146,7 @@ impl Link {
         let header = FrameHeader::new(FrameKind::Trailers, stream, 0);
         let write_payload = |output: &mut BytesMut| output.put_slice(trailers);
         self.send_section(header, write_payload, |state, length| {
-            state.send_direction.check_trailers(length)?;
+            state.send_direction.accept_trailers(length)?;
             Ok(false)
         })
     }
@@ -207,6 +207,7 @@ impl Link {
         }
     }
 
+    /// Succeeds if the stream is open and this side has not ended its direction.
     fn check_sendable(&self, stream: StreamId) -> Result<(), StreamClosed> {
         match self.streams.get(&stream) {
             Some(state) if !state.send_direction.is_ended() => Ok(()),
@@ -214,13 +215,13 @@ impl Link {
         }
     }
 
-    /// Sends a head or trailers on an open stream. `check` applies the rules of the send direction, and returns true if
-    /// the frame starts the response.
+    /// Sends a head or trailers on an open stream. `accept` applies the rules of the send direction to the length of the
+    /// section, and returns true if the frame starts the response.
     fn send_section(
         &mut self,
         header: FrameHeader,
         write_payload: impl FnOnce(&mut BytesMut),
-        check: impl FnOnce(&mut StreamState, u32) -> Result<bool, FrameViolation>,
+        accept: impl FnOnce(&mut StreamState, u32) -> Result<bool, FrameViolation>,
     ) -> Result<(), StreamClosed> {
         let stream = header.stream;
         let frame_start = self.output.len();
@@ -229,7 +230,7 @@ impl Link {
             return Err(StreamClosed);
         };
         let state = self.streams.get_mut(&stream).ok_or(StreamClosed)?;
-        match check(state, length) {
+        match accept(state, length) {
             Ok(is_response) => {
                 let starts_response =
                     is_response && !std::mem::replace(&mut state.has_response, true);

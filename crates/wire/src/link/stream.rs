@@ -86,6 +86,7 @@ impl StreamState {
         !self.send_direction.is_ended() && self.send_credit == 0
     }
 
+    /// True if both directions have ended.
     pub(super) fn is_finished(&self) -> bool {
         self.send_direction.is_ended() && self.receive_direction.is_ended()
     }
@@ -100,7 +101,7 @@ pub(super) struct StreamDirection {
     section_bytes_left: u32,
 }
 
-/// The part of a message that a direction expects next.
+/// The section of a message that a direction expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MessagePhase {
     Head,
@@ -143,8 +144,9 @@ impl StreamDirection {
         self.kind == StreamKind::Tcp
     }
 
-    /// Validates a head of a request, a response or a TCP connection; interim heads precede the final one.
-    pub(super) fn check_head(
+    /// Accepts a head of a request, a response or a TCP connection. Interim heads precede the final one, which advances
+    /// the phase.
+    pub(super) fn accept_head(
         &mut self,
         length: u32,
         interim: bool,
@@ -158,15 +160,15 @@ impl StreamDirection {
             }
             MessagePhase::Head => {}
         }
-        self.check_section(length)?;
+        self.accept_section(length)?;
         if !interim {
             self.message_phase = if end_stream { MessagePhase::Ended } else { MessagePhase::Body };
         }
         Ok(())
     }
 
-    /// Validates bytes of the body. A TCP stream may start with them, because its acceptor may omit the head.
-    pub(super) fn check_data(&mut self, end_stream: bool) -> Result<(), FrameViolation> {
+    /// Accepts bytes of the body. A TCP stream may start with them, because its acceptor may omit the head.
+    pub(super) fn accept_data(&mut self, end_stream: bool) -> Result<(), FrameViolation> {
         match self.message_phase {
             MessagePhase::Ended => return Err(FrameViolation::Ended),
             MessagePhase::Head if !self.is_tcp() => return Err(FrameViolation::Order),
@@ -176,20 +178,21 @@ impl StreamDirection {
         Ok(())
     }
 
-    /// Validates the trailer section, which ends the direction.
-    pub(super) fn check_trailers(&mut self, length: u32) -> Result<(), FrameViolation> {
+    /// Accepts the trailer section, which ends the direction.
+    pub(super) fn accept_trailers(&mut self, length: u32) -> Result<(), FrameViolation> {
         match self.message_phase {
             MessagePhase::Ended => return Err(FrameViolation::Ended),
             MessagePhase::Head => return Err(FrameViolation::Order),
             MessagePhase::Body if self.is_tcp() => return Err(FrameViolation::Order),
             MessagePhase::Body => {}
         }
-        self.check_section(length)?;
+        self.accept_section(length)?;
         self.message_phase = MessagePhase::Ended;
         Ok(())
     }
 
-    fn check_section(&mut self, length: u32) -> Result<(), FrameViolation> {
+    /// Takes the cost of a section from the remaining allowance.
+    fn accept_section(&mut self, length: u32) -> Result<(), FrameViolation> {
         let section_cost = length.saturating_add(SECTION_COST);
         self.section_bytes_left =
             self.section_bytes_left.checked_sub(section_cost).ok_or(FrameViolation::Sections)?;

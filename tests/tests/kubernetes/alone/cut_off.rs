@@ -33,6 +33,7 @@ fn set_link(node: &str, state: &str) {
 
 /// Returns a Deployment of servers on one node, behind the Service `server`.
 fn server_deployment(node: &str, name: &str, replicas: u32) -> String {
+    // All servers have the label of the Service; the label `at` tells the Deployments apart.
     http_server(name, replicas, "")
         .replace(&format!("{{app: {name}}}, }}"), &format!("{{app: server, at: {name}}}}}"))
         .replace(
@@ -87,6 +88,7 @@ fn a_node_without_network_fails_only_requests_in_progress() {
     let failures: u64 = failures.as_object().unwrap().values().filter_map(Value::as_u64).sum();
     assert!(failures <= CONNECTIONS * SERVERS_CUT_OFF, "{failures} of {requests}");
     assert_eq!(late_report["errors_by_kind"], serde_json::json!({}), "{late_report}");
+    // 100 requests per second for 20 s, with a margin of 5 %.
     assert!(late_report["requests"].as_u64() >= Some(1900), "{late_report}");
     assert!(late_report["latency_us"]["p99"].as_f64().expect("a latency") <= 1e6, "{late_report}");
 }

@@ -24,6 +24,7 @@ fn drain_node(node: &str, load: LoadPod<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
     let result = kubectl(&[&drain[..], &["--timeout=120s"]].concat());
     let is_empty = is_empty();
+    // Other scenarios need the node, even if the drain has failed.
     expect_stdout(&kubectl(&["uncordon", node]));
     expect_stdout(&result);
     assert!(is_empty);

@@ -11,11 +11,11 @@ use super::{SHORT_RUN_OPTIONS, number_at_path, run_bench};
 #[test]
 fn requirements_of_java_parts_are_checked_before_measuring() {
     let home = tempfile::tempdir().unwrap();
-    for part in [["--driver", "jmeter"], ["--app", "spring"]] {
+    for options in [["--driver", "jmeter"], ["--app", "spring"]] {
         let mut command = leno_command();
         command
             .args(["bench", "gateway-ratings", "--contenders", "none"])
-            .args(part)
+            .args(options)
             .args(SHORT_RUN_OPTIONS);
         command.args(["--cache", home.path().to_str().unwrap()]);
         // No program is found with an empty `PATH`.
@@ -75,9 +75,9 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
         let trial = &case["contenders"]["leno"]["repeats"][0];
         assert_eq!(trial["errors"], 0, "{trial:#}");
         assert_eq!(trial["statuses"]["200"], trial["requests"], "{trial:#}");
-        let process =
+        let sidecar_cost =
             |name: &str| number_at_path(trial, &["cpu_us_per_request", "processes", name]);
-        (process("client"), process("gateway"), process("ratings"))
+        (sidecar_cost("client"), sidecar_cost("gateway"), sidecar_cost("ratings"))
     });
     let [ratings, gateway] = costs.collect::<Vec<_>>().try_into().unwrap();
     // The sidecar of the gateway is busy only behind the gateway; the sidecar of ratings is busy in both cases.
@@ -85,12 +85,13 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
     assert!(gateway.2 > 0.0 && ratings.2 > 0.0, "{gateway:?} {ratings:?}");
 }
 
-/// Runs eight clients on one core.
+/// Runs the suite gateway-ratings with eight clients, and all sidecars on one core; returns the report and the progress
+/// messages.
 fn gateway_ratings(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     let cache = cache_folder();
     let suite_arguments = ["gateway-ratings", "--cores", "1"];
-    let cache = ["--connections", "8", "--cache", cache.to_str().unwrap()];
-    run_bench(home, &[suite_arguments.as_slice(), &cache, arguments].concat())
+    let fixed_options = ["--connections", "8", "--cache", cache.to_str().unwrap()];
+    run_bench(home, &[suite_arguments.as_slice(), &fixed_options, arguments].concat())
 }
 
 /// Returns a folder next to cargo's output, with the same lifetime.

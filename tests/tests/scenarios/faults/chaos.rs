@@ -83,6 +83,7 @@ impl Chaos {
         };
         let loads = listeners.iter().map(start_load).collect();
         let (_applications, injected_failures) = (applications, BTreeSet::new());
+        // Xorshift generates only zeros from the seed 0.
         let random = ChaosRandom(seed | 1);
         Self {
             control_planes,
@@ -100,11 +101,11 @@ impl Chaos {
         let deadline = Instant::now() + duration;
         let mut history = String::new();
         let mut round = 0;
-        while round < 5 || Instant::now() < deadline {
+        while round < FAILURE_COUNT || Instant::now() < deadline {
             // Each failure occurs once, then at random; two failures never coincide, so that a replica is left.
             let failure = match round {
-                0..5 => round,
-                _ => self.random.random_below(5),
+                0..FAILURE_COUNT => round,
+                _ => self.random.random_below(FAILURE_COUNT),
             };
             let random_choice = self.random.random_below(usize::MAX);
             writeln!(history, "{failure} {random_choice}")
@@ -112,7 +113,7 @@ impl Chaos {
             self.inject_failure(failure, random_choice);
             round += 1;
         }
-        assert_eq!(self.injected_failures.len(), 5, "{:?}", self.injected_failures);
+        assert_eq!(self.injected_failures.len(), FAILURE_COUNT, "{:?}", self.injected_failures);
         for load in self.loads.drain(..) {
             let outcome = load.finish_load();
             assert!(!outcome.succeeded.is_empty());
@@ -121,6 +122,7 @@ impl Chaos {
         self.wait_until_agreed();
     }
 
+    /// Injects one kind of failure, a number below [`FAILURE_COUNT`]. `random_choice` determines the affected process.
     fn inject_failure(&mut self, failure: usize, random_choice: usize) {
         match failure {
             0 => {
@@ -224,5 +226,7 @@ impl ChaosRandom {
     }
 }
 
+/// The number of kinds of failures.
+const FAILURE_COUNT: usize = 5;
 /// The duration of a pause: long enough to have an effect, and shorter than the request timeout.
 const PAUSE: Duration = Duration::from_millis(1500);

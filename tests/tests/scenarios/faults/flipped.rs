@@ -65,9 +65,13 @@ struct Relay {
 struct RelayAction;
 
 impl RelayAction {
+    /// Relay the bytes unchanged.
     const NONE: u8 = 0;
+    /// Flip a bit of the next bytes to the sidecar.
     const TO_SIDECAR: u8 = 1;
+    /// Flip a bit of the next bytes to the control plane.
     const TO_CONTROL: u8 = 2;
+    /// Discard all bytes in both directions.
     const DISCARD: u8 = 3;
 }
 

@@ -232,7 +232,7 @@ fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationResponse,
         let all_serve = instances
             .iter()
             .zip(&counts_before)
-            .all(|(instance, counts_before)| instance.received_requests() > *counts_before);
+            .all(|(instance, count_before)| instance.received_requests() > *count_before);
         all_serve.then_some(())
     });
     let admin_endpoint = connected_sidecar(&mesh, "shop/web-1");

@@ -21,7 +21,7 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
             expiries_before
                 .iter()
                 .zip(&expiries_now)
-                .all(|(expiries_before, expiries_now)| expiries_before < expiries_now)
+                .all(|(before, now)| before < now)
                 .then_some(())
         });
         load.wait_for(10);

@@ -3,7 +3,8 @@
 use super::{CLIENT, EXTERNAL_CLIENT, PodNetwork, SERVER};
 use leno_tests::is_root;
 
-const STRICT_SETTINGS: &str = "apiVersion: leno.dev/v1alpha1
+/// Settings that deny all traffic, also to external addresses, unless a policy permits it.
+const DENY_SETTINGS: &str = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
 spec: {defaultPolicy: deny, egress: deny}
@@ -26,7 +27,7 @@ fn external_clients_are_accepted_on_ports_opened_by_a_policy() {
     let mut pods = PodNetwork::start_pods();
     pods.start_server(SERVER, 8080);
     pods.start_sidecar(SERVER, "server");
-    pods.control.write("settings.yaml", STRICT_SETTINGS);
+    pods.control.write("settings.yaml", DENY_SETTINGS);
     let (permitted_range, other_range) =
         (pods.pod_address(EXTERNAL_CLIENT) + "/32", pods.pod_address(CLIENT) + "/32");
     for (group, kind) in [
@@ -65,7 +66,7 @@ fn an_egress_policy_permits_an_account_to_reach_external_servers() {
     pods.start_server(EXTERNAL_CLIENT, 8081);
     pods.start_sidecar(CLIENT, "client");
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
-    pods.control.write("settings.yaml", STRICT_SETTINGS);
+    pods.control.write("settings.yaml", DENY_SETTINGS);
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
     let server_address = pods.pod_address(EXTERNAL_CLIENT);
     let address_destination = "ipAddresses: [THERE/32], ports: [{number: 8080, protocol: tcp}]";

@@ -23,6 +23,7 @@ spec:
   rules: [{kind: HTTPRouteGroup, name: web, matches: [read]}]
 ";
 
+/// A mesh that denies by default, and the listener through which `user` calls `web`.
 struct Shop {
     mesh: TestMesh,
     listener: u16,

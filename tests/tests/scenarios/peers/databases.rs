@@ -94,9 +94,9 @@ fn redis_and_its_benchmark() {
         pair.run_while_reachable(default_policy, "redis-cli", &["PING"], || {
             let output = pair.run_client("redis-benchmark", &["-n", "5000", "-q"]);
             // Progress output overwrites the same line.
-            let last_part = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
+            let final_text = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
             let rates: Vec<_> =
-                output.lines().map(last_part).filter(|line| line.contains("second")).collect();
+                output.lines().map(final_text).filter(|line| line.contains("second")).collect();
             eprintln!("{default_policy}: {rates:#?}");
             assert_eq!(rates.len(), 20, "all benchmark tests ran: {output}");
             for options in [["-P", "16", "-n", "5000"], ["-d", "100000", "-n", "500"]] {

@@ -27,6 +27,7 @@ fn start_recording(
     (application, recorded_requests)
 }
 
+/// A mesh with a filter on the requests from `web` to `stock`.
 struct Shop {
     mesh: TestMesh,
     listener: SocketAddr,
@@ -132,10 +133,11 @@ fn mirrored_requests_have_the_configured_share_and_their_failures_are_ignored() 
 
 #[test]
 fn the_sidecar_of_the_client_responds_to_cors_preflights() {
-    let body_length = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
+    let stock_response =
+        b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
                  content-length: 5\r\n\r\nstock";
     let (stock, recorded_requests) =
-        start_recording(|| ApplicationResponse::Bytes(body_length.to_vec()));
+        start_recording(|| ApplicationResponse::Bytes(stock_response.to_vec()));
     let (test, _) = start_recording(|| ApplicationResponse::ok("test"));
     let cors = "{type: CORS, cors: {allowOrigins: [\"https://*.shop.example\"], allowCredentials: true, \
                 allowMethods: [PUT], allowHeaders: [x-a], exposeHeaders: [x-b], maxAge: 600}}";

@@ -14,9 +14,11 @@ use leno_tests::{
 
 use super::loopback_address;
 
+/// A mesh of the client `user` and the server `web`.
 struct AttackedMesh {
     user: RunningSidecar,
     web: RunningSidecar,
+    /// The listener of the client's sidecar, which receives the attacks.
     listener: SocketAddr,
     /// The number of complete requests received by the application.
     completed_requests: Arc<AtomicUsize>,

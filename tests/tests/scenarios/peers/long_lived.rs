@@ -171,10 +171,10 @@ fn check_continues_while_a_sidecar_drains(stream_protocol: StreamProtocol) {
     let control = ControlProgram::start(&stream_protocol.chat_manifests(port, listener, &[]), &[]);
     let drain_options = ["--drain-timeout", "5s"];
     let mut chat_sidecar = SidecarProgram::join(&control, "shop/chat-1", &drain_options);
-    let mut initial_pid = SidecarProgram::join(&control, "shop/user-1", &drain_options);
+    let mut user_sidecar = SidecarProgram::join(&control, "shop/user-1", &drain_options);
     let inbound_address = chat_sidecar.admin_endpoint.inbound_listener(port);
     for (stopped_sidecar, listener_address) in
-        [(&mut initial_pid, loopback_address(listener)), (&mut chat_sidecar, inbound_address)]
+        [(&mut user_sidecar, loopback_address(listener)), (&mut chat_sidecar, inbound_address)]
     {
         let mut stream = stream_protocol.open_stream(listener);
         let stopped_at = Instant::now();

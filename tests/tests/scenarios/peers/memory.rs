@@ -32,6 +32,7 @@ const GIB: u64 = 1024 * 1024 * 1024;
 struct SidecarPair {
     _mesh: TestMesh,
     application: StreamingApplication,
+    /// The client's sidecar, and the server's.
     sidecars: [RunningSidecar; 2],
     listener: SocketAddr,
 }
@@ -64,6 +65,7 @@ impl SidecarPair {
         pair
     }
 
+    /// Returns the private memory of each sidecar.
     fn private_kib(&self) -> [u64; 2] {
         self.sidecars.each_ref().map(RunningSidecar::private_kib)
     }
@@ -204,6 +206,7 @@ fn request_many(address: SocketAddr) -> TcpStream {
         bytes.extend_from_slice(payload);
     };
     // Neither the streams nor the connection have a window that could be exhausted (RFC 9113 §6.5.2, §6.9).
+    // SETTINGS with INITIAL_WINDOW_SIZE 2³¹−1, then WINDOW_UPDATE from the initial 65,535 bytes to the same size.
     write_frame(4, 0, 0, &[0, 4, 0x7F, 0xFF, 0xFF, 0xFF]);
     write_frame(8, 0, 0, &(0x7FFF_FFFF_u32 - 65_535).to_be_bytes());
     let path = format!("/{STREAM_BYTES}");
@@ -212,6 +215,7 @@ fn request_many(address: SocketAddr) -> TcpStream {
     header_block.extend_from_slice(path.as_bytes());
     header_block.extend_from_slice(b"\x01\x03web");
     for stream_id in (1..).step_by(2).take(STREAMS_PER_CONNECTION) {
+        // HEADERS, with the flag END_HEADERS (4).
         write_frame(1, END_STREAM | 4, stream_id, &header_block);
     }
     let mut connection = small_buffer_connection(address);
@@ -234,9 +238,11 @@ fn read_many_responses(stream: &mut TcpStream) {
         let mut payload = vec![0; length];
         reader.read_exact(&mut payload).unwrap();
         match frame_head[3] {
+            // DATA.
             0 => read_bytes += length as u64,
-            // Status 200 of the static table.
+            // HEADERS, which begin with status 200 of the static table.
             1 => assert_eq!(payload[0], 0x88, "the response has status 200"),
+            // Otherwise only SETTINGS and WINDOW_UPDATE are expected.
             frame_type => assert!(
                 frame_type == 4 || frame_type == 8,
                 "a frame of kind {frame_type}: {payload:?}"

@@ -19,6 +19,7 @@ const LOCATIONS: &str = "
     location /upload/ { dav_methods PUT; create_full_put_path on; client_max_body_size 64m; }
 ";
 
+/// nginx behind a sidecar, and the listener through which the client calls it.
 struct Site {
     nginx: Nginx,
     _mesh: TestMesh,

@@ -52,13 +52,15 @@ fn read_metrics(admin_address: SocketAddr) -> BTreeMap<String, f64> {
         let (series, value) = line.rsplit_once(' ')?;
         let (name, labels) = series.split_at(series.find('{').unwrap_or(series.len()));
         let is_excluded = EXCLUDED_METRICS.contains(&name);
-        let is_part = ["_seconds_bucket", "_seconds_sum"].iter().any(|part| name.ends_with(part));
+        // A collector receives a histogram as one point, with the count as its value.
+        let is_bucket_or_sum =
+            ["_seconds_bucket", "_seconds_sum"].iter().any(|suffix| name.ends_with(suffix));
         let name = match name.strip_suffix("_seconds_count") {
             Some(histogram) => format!("{histogram}_seconds"),
             None => name.to_owned(),
         };
         let sample = (strip_empty_labels(&format!("{name}{labels}")), value.parse().ok()?);
-        (!is_part && !is_excluded).then_some(sample)
+        (!is_bucket_or_sum && !is_excluded).then_some(sample)
     });
     series.collect()
 }

@@ -90,7 +90,8 @@ impl ContenderDescription {
             .args(&self.version)
             .output()
             .with_context(|| format!("cannot run {}", program.display()))?;
-        // Some programs write their version to standard error.
+        // Some programs write their version to standard error. The first line with a digit contains it, such as
+        // `nginx version: nginx/1.24.0`.
         let output_bytes = [output.stdout, output.stderr].concat();
         let output_text = String::from_utf8_lossy(&output_bytes);
         let has_digit = |line: &&str| line.chars().any(|character| character.is_ascii_digit());

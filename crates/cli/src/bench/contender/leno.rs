@@ -192,6 +192,7 @@ async fn request_token(
             Err(error) if Instant::now() >= deadline => {
                 return Err(error.context(running_contender.log_tail()));
             }
+            // The control plane does not listen yet, or has exited.
             Err(_) => running_contender.check_alive()?,
         }
         sleep(POLL_INTERVAL).await;
@@ -276,16 +277,15 @@ fn write_workload(
     }
     for (called_service, role) in workload.called_services {
         let listener_address = environment.ports.address_for(role)?;
-        let service = format!("{called_service}.{namespace}");
         writeln!(
             manifests,
-            "  - {{service: {service}, port: 9080, listen: \"{listener_address}\"}}"
+            "  - {{service: {called_service}.{namespace}, port: 9080, listen: \"{listener_address}\"}}"
         )?;
     }
     Ok(())
 }
 
-/// Adds one policy per service.
+/// Adds a `TrafficTarget` per service, which allows the requests of all workloads that call the service.
 fn write_policies(
     manifests: &mut String,
     workloads: &[MeasuredWorkload],

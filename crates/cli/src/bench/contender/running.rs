@@ -48,6 +48,7 @@ impl RunningContender {
         files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
         let testbed = environment.testbed;
+        // Auxiliary processes must not compete with the proxies for CPU time.
         let cores = match role {
             ProcessRole::Proxy => testbed.proxy_cores.as_ref(),
             ProcessRole::Auxiliary => testbed.load_cores.as_ref(),
@@ -116,14 +117,14 @@ impl RunningContender {
 
     /// Returns the last lines of the logs of all processes.
     pub(in crate::bench) fn log_tail(&self) -> String {
-        let log_tail = self.processes.iter().filter_map(|process| {
+        let log_tails = self.processes.iter().filter_map(|process| {
             let log_tail = process.bench_process.log_tail();
             (!log_tail.is_empty()).then(|| format!("\noutput of {}:\n{log_tail}", process.name))
         });
-        log_tail.collect()
+        log_tails.collect()
     }
 
-    /// Returns the names and process IDs of one role.
+    /// Returns the names and process IDs of the running processes with a role.
     pub(in crate::bench) fn role_pids(&self, role: ProcessRole) -> Vec<(String, u32)> {
         let processes = self.processes.iter().filter(|process| process.role == role);
         processes

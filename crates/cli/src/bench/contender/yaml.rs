@@ -29,6 +29,7 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
                 None => bail!("it is not YAML: unexpected end of a collection"),
             },
             Event::Alias(_) => bail!("anchors are not supported: write the value out"),
+            // Marks of streams and documents, and comments, contain no value.
             _ => continue,
         };
         if open_nodes.len() >= MAX_DEPTH {
@@ -40,6 +41,7 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
             (Some(OpenYamlNode::Map(_, key @ None)), Value::String(text)) => *key = Some(text),
             (Some(OpenYamlNode::Map(_, None)), _) => bail!("a key is not text"),
             (Some(OpenYamlNode::Map(entries, key)), value) => {
+                // The key is present: maps without one are matched above.
                 let key = key.take().unwrap_or_default();
                 if entries.insert(key.clone(), value).is_some() {
                     bail!("duplicate key `{key}`");

@@ -47,6 +47,7 @@ async fn move_endpoint(
     for _ in 0..times {
         let counts_before = state.message_counts();
         state.move_member(member).await?;
+        // Deliveries after the timeout count as missed.
         state.wait_until_complete(MAX_DELIVERY_WAIT).await;
         sleep(observation_time).await;
         let counts_after = state.message_counts();
@@ -93,6 +94,7 @@ async fn wait_for_config_change(
         if change_times.len() == state.members.len() || Instant::now() >= deadline {
             return CrowdReply::ConfigChanges(change_times);
         }
+        // The loop checks the deadline.
         drop(tokio::time::timeout_at(deadline, state.update_received.notified()).await);
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct CrowdState {
     pub(super) update_received: Notify,
 }
 
-/// The moves of members, and their delivery to subscribers.
+/// The moves of members, and the updates and streams with which members receive them.
 #[derive(Default)]
 struct DeliveryLog {
     /// The times of each member's moves, in order. The listener port of the member encodes the number of moves.
@@ -76,9 +76,11 @@ impl CrowdState {
         let endpoints =
             services.flat_map(|service| service.ports.values()).flat_map(|port| &port.endpoints);
         for endpoint in endpoints {
+            // Real sidecars do not move.
             let Some(move_times) = deliveries.move_times.get(&endpoint.id.workload) else {
                 continue;
             };
+            // The update contains the address before the first move.
             let Some(latest_move) = endpoint.address.port().checked_sub(FIRST_MOVED_PORT) else {
                 continue;
             };
@@ -87,6 +89,7 @@ impl CrowdState {
                 .moves_seen
                 .entry((member_index, endpoint.id.workload.clone()))
                 .or_default();
+            // One update may deliver several moves. The range is invalid if the update repeats an earlier move.
             for move_time in move_times.get(*moves_seen..move_count).unwrap_or_default() {
                 deliveries.delivery_latencies.record(now.duration_since(*move_time));
                 deliveries.delivered_count += 1;
@@ -104,6 +107,7 @@ impl CrowdState {
         };
     }
 
+    /// Returns the number of members with a stream to the control plane.
     pub(super) fn stream_count(&self) -> usize {
         self.deliveries.borrow().stream_count
     }

@@ -50,6 +50,7 @@ pub(super) async fn start(
         Ok(false) => bail!("JMeter did not start: {}", child.log_tail()),
         Err(_) => bail!("JMeter did not start within {MAX_START_WAIT:?}"),
     }
+    // JMeter writes the wall-clock time of each sample.
     let (now, wall_clock) = (Instant::now(), SystemTime::now());
     let samples = Samples {
         file: dir.join(SAMPLES_FILE),
@@ -98,6 +99,7 @@ fn build_jmeter_spec(
     command.extend(["-n".into(), "-t".into(), dir.join("plan.jmx").into()]);
     command.extend(["-l".into(), dir.join(SAMPLES_FILE).into()]);
     command.extend(["-j".into(), dir.join("jmeter.log").into()]);
+    // The measured period begins slightly later than JMeter's threads: with one second more, the load covers it fully.
     let run_seconds = whole_seconds(load_spec.warm_up + load_spec.duration) + 1;
     let keep_alive = load_spec.connection_mode == ConnectionMode::KeepAlive;
     let properties = [

@@ -28,6 +28,7 @@ impl ChartAxis {
     ) -> Self {
         let values: Vec<f64> =
             values.into_iter().filter(|value| value.is_finite() && *value > 0.0).collect();
+        // A chart without values also gets an axis, and its range must not be empty.
         let largest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let smallest = values.iter().copied().fold(largest, f64::min);
         match scale {
@@ -47,6 +48,7 @@ impl ChartAxis {
     }
 
     fn logarithmic(smallest: f64, largest: f64, axis_length: f64) -> Self {
+        // The axis spans at least one decade.
         let min_power = smallest.log10().floor() as i32;
         let max_power =
             (largest.log10().ceil() as i32).max(min_power + 1).min(min_power + MAX_DECADES);

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::axis::{AxisScale, ChartAxis};
 use crate::bench::figures::{escape, format_figure, format_tick};
 
-/// One bar per contender.
+/// A bar chart with one bar per contender, from top to bottom.
 pub(super) struct BarChart<'a> {
     pub(super) bars: Vec<Bar<'a>>,
 }
@@ -91,6 +91,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
                  height=\"{BAR_HEIGHT}\" rx=\"2.5\"><title>{}: {}</title></rect>",
                 bar.color % COLOR_COUNT,
                 middle - BAR_HEIGHT / 2.0,
+                // Short segments stay visible.
                 (end - x - SEGMENT_GAP).max(0.8),
                 escape(name),
                 format_figure(*value)
@@ -128,8 +129,8 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
     );
 }
 
-fn write_svg(svg: &mut String, part: std::fmt::Arguments<'_>) {
-    svg.write_fmt(part).expect("writing to a String never fails");
+fn write_svg(svg: &mut String, element: std::fmt::Arguments<'_>) {
+    svg.write_fmt(element).expect("writing to a String never fails");
 }
 
 /// The number of colors in the style sheet.

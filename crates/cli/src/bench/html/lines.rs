@@ -6,7 +6,7 @@ use super::axis::{AxisScale, ChartAxis};
 use super::bars::COLOR_COUNT;
 use crate::bench::figures::{escape, format_figure, format_tick};
 
-/// One line per contender.
+/// A line chart with one line per contender.
 pub(super) struct LineChart<'a> {
     /// The labels of the x axis, from left to right.
     pub(super) x_labels: Vec<&'a str>,
@@ -151,8 +151,8 @@ fn y_position(axis: &ChartAxis, value: f64) -> f64 {
     CHART_HEIGHT - MARGIN_BOTTOM - axis.position(value)
 }
 
-fn write_svg(svg: &mut String, part: std::fmt::Arguments<'_>) {
-    svg.write_fmt(part).expect("writing to a String never fails");
+fn write_svg(svg: &mut String, element: std::fmt::Arguments<'_>) {
+    svg.write_fmt(element).expect("writing to a String never fails");
 }
 
 const CHART_WIDTH: f64 = 520.0;
@@ -162,6 +162,6 @@ const MARGIN_LEFT: f64 = 46.0;
 const MARGIN_RIGHT: f64 = 86.0;
 const MARGIN_TOP: f64 = 12.0;
 const MARGIN_BOTTOM: f64 = 28.0;
-/// The gap between the sides and the first and last point.
+/// The distance of the first and the last point from the sides of the plot.
 const POINT_INSET: f64 = 20.0;
 const LABEL_HEIGHT: f64 = 14.0;

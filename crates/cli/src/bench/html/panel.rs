@@ -119,6 +119,7 @@ fn memory_bars<'a>(contenders: &[PanelContender<'a>]) -> BarChart<'a> {
                 memory.processes.iter().map(|(name, kib)| (name.clone(), kib_to_mib(*kib)));
             (segments.collect(), "load_private")
         });
+    // The ranges of `load_private` are in KiB, but the bars are in MiB.
     for bar in &mut chart.bars {
         bar.repeat_range = None;
     }
@@ -135,6 +136,7 @@ where
     let build_bar = |contender: &PanelContender<'a>| {
         let (segments, figure) = read_segments(contender);
         let outcome = contender.outcome;
+        // The baseline itself has the ratio 1.
         let ratio = outcome.ratio_to_baseline(figure).filter(|ratio| *ratio != 1.0);
         let repeat_range = outcome.range.get(figure).map(|range| (range.min, range.max));
         Bar {
@@ -155,6 +157,7 @@ fn latency_lines<'a>(contenders: &[PanelContender<'a>]) -> LineChart<'a> {
         ChartLine {
             label: contender.name,
             color: contender.color,
+            // A logarithmic axis has no position for 0.
             points: points.map(|ms| (ms > 0.0).then_some(ms)).to_vec(),
         }
     };

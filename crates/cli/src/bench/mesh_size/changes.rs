@@ -57,6 +57,8 @@ impl RunningMesh<'_, '_> {
         paths: &MeshPaths<'_>,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
+        // The last member belongs to the last service, which has the most clients. Without simulated sidecars there is
+        // no endpoint to move.
         let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real_sidecars);
         let Some(member) = member_count.checked_sub(1) else { return Ok(()) };
         let counters_before = ControlPlaneCounters::read(paths.data_dir).await?;
@@ -160,7 +162,7 @@ impl RunningMesh<'_, '_> {
         let started = Instant::now();
         let mut control_process =
             self.start_control_plane(paths.manifest_dir, paths.data_dir, paths.control_address)?;
-        let member_count = self.crowd.sidecars as u64;
+        let sidecar_count = self.crowd.sidecars as u64;
         loop {
             // The new process exits if a connection of the old one still occupies its port.
             if control_process.try_exit_status().is_some() {
@@ -170,12 +172,13 @@ impl RunningMesh<'_, '_> {
                     paths.control_address,
                 )?;
             }
+            // The new process does not respond at first, which counts as a status without proxies.
             let status = MeshSocket::from_data(paths.data_dir)
                 .query_json("/status")
                 .await
                 .unwrap_or_default();
             let is_restored =
-                status["proxies"].as_u64() == Some(member_count) && status["out_of_sync"] == 0;
+                status["proxies"].as_u64() == Some(sidecar_count) && status["out_of_sync"] == 0;
             if is_restored {
                 break;
             }
@@ -243,7 +246,7 @@ async fn read_reply(crowd: &mut BenchProcess) -> anyhow::Result<CrowdReply> {
     serde_json::from_str(&line).context("the report of the simulated sidecars")
 }
 
-/// Returns the quantile of sorted figures.
+/// Returns the quantile of sorted figures; 0 without figures.
 fn quantile(figures: &[f64], fraction: f64) -> f64 {
     let rank = (fraction * figures.len() as f64).ceil() as usize;
     figures.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)

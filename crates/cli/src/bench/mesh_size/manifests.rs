@@ -61,6 +61,7 @@ impl RunningMesh<'_, '_> {
         }
     }
 
+    /// Returns all manifests of the mesh, except the rule that the policies reference.
     pub(super) fn render_manifests(&mut self) -> anyhow::Result<String> {
         let default_policy = self.testbed.default_policy;
         let mut manifests = format!(
@@ -106,6 +107,7 @@ impl RunningMesh<'_, '_> {
         Ok(manifests)
     }
 
+    /// Adds a `TrafficTarget` per service, which allows the requests of all services with workloads that use it.
     fn write_policies(&self, manifests: &mut String) -> anyhow::Result<()> {
         let service_count = self.service_count();
         let mut sources = vec![BTreeSet::new(); service_count];

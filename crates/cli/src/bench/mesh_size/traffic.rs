@@ -18,6 +18,7 @@ pub(super) struct SequentialTraffic {
     task: JoinHandle<()>,
 }
 
+/// The counters that the task updates, and the flag that ends it.
 #[derive(Default)]
 struct TrafficState {
     stop_requested: AtomicBool,
@@ -44,6 +45,7 @@ impl SequentialTraffic {
     /// Stops the traffic. Returns the number of requests, and the number of failed ones.
     pub(super) async fn stop_and_count(self) -> (u64, u64) {
         self.traffic_state.stop_requested.store(true, Ordering::Relaxed);
+        // The end of the task precedes the reads below, so that relaxed ordering suffices. A panic counts as a failure.
         let task_failures = u64::from(self.task.await.is_err());
         let read_counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (

@@ -21,7 +21,7 @@ pub(crate) struct AllArgs {
 }
 
 impl AllArgs {
-    /// Measures one suite after the other.
+    /// Measures one suite after the other. Prints the name of each suite before its progress lines.
     ///
     /// # Errors
     /// If a suite cannot be measured at all.
@@ -54,7 +54,8 @@ impl AllArgs {
 /// The default time budget.
 const DEFAULT_BUDGET: Duration = Duration::from_secs(15 * 60);
 
-// The share of the budget of each suite, by its number of trials. `router` and `removal` have the same share.
+// The share of the budget of each suite, by its number of trials. `router` and `removal` have the same share each, so
+// that the sum is 1.
 const SIDECAR_SHARE: f64 = 0.38;
 const GATEWAY_RATINGS_SHARE: f64 = 0.14;
 const LATENCY_SHARE: f64 = 0.18;

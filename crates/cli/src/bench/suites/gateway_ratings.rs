@@ -1,4 +1,5 @@
-//! The suite `gateway-ratings`: two links of bookinfo, as in osm-edge's "Data plane benchmarking".
+//! The suite `gateway-ratings`: measures two call paths of the sample application bookinfo, as in osm-edge's
+//! "Data plane benchmarking". Clients call the service ratings, or a gateway that calls ratings for each request.
 
 use std::time::Duration;
 
@@ -46,9 +47,9 @@ impl GatewayRatingsArgs {
     /// If no case can be measured.
     pub(crate) async fn measure(&self) -> anyhow::Result<SuiteReport> {
         let mut cases = Vec::new();
-        for (link, target) in LINKS {
-            for cores in self.core_counts() {
-                cases.push(self.build_case(link, target, cores));
+        for (call_path, entry_role) in CALL_PATHS {
+            for core_count in self.core_counts() {
+                cases.push(self.build_case(call_path, entry_role, core_count));
             }
         }
         let defaults = match self.app {
@@ -61,14 +62,14 @@ impl GatewayRatingsArgs {
         if self.app == ApplicationKind::Spring {
             report.notes.push(spring::ABOUT.to_owned());
         }
-        report.not_shown.extend(self.not_shown().into_iter().map(str::to_owned));
-        report.tables.push(published_table(&report));
+        report.not_shown.extend(self.limitations().into_iter().map(str::to_owned));
+        report.tables.push(measured_table(&report));
         report.plots = build_plots(&report);
         Ok(report)
     }
 
-    /// Returns the parts of the published benchmark that this suite does not cover.
-    fn not_shown(&self) -> Vec<&'static str> {
+    /// Returns the differences from the published benchmark that depend on the arguments. [`SUITE`] lists the others.
+    fn limitations(&self) -> Vec<&'static str> {
         let applications = match self.app {
             ApplicationKind::BuiltIn => {
                 "Spring applications: these are small Rust programs; --app spring runs Spring applications"
@@ -82,42 +83,49 @@ impl GatewayRatingsArgs {
         [Some(applications), load_generator].into_iter().flatten().collect()
     }
 
+    /// Returns the numbers of cores that all sidecars share, one per case. The default is that of the published benchmark:
+    /// 1 and 2 cores, as far as this machine has them.
     fn core_counts(&self) -> Vec<usize> {
         let available = Cores::available().map_or(1, |cores| cores.count());
         match self.cores.as_slice() {
             [] => [1, 2].into_iter().filter(|count| *count <= available).collect(),
-            cores => cores.to_vec(),
+            core_counts => core_counts.to_vec(),
         }
     }
 
-    fn build_case(&self, link: &str, role: &'static str, cores: usize) -> BenchCase {
-        let count = format_cores(cores);
+    fn build_case(
+        &self,
+        call_path: &str,
+        entry_role: &'static str,
+        core_count: usize,
+    ) -> BenchCase {
         let mut case = BenchCase::keep_alive_pair(self.connections, 0);
+        // The applications of bookinfo determine the size of their responses.
         case.parameters.remove("body_bytes");
         BenchCase {
-            name: format!("{link}, sidecars on {count}"),
+            name: format!("{call_path}, sidecars on {}", format_core_count(core_count)),
             layout: Layout::Bookinfo,
             application_kind: self.app,
-            targets: vec![(role, "/ratings/1".to_owned())],
-            proxy_cores: Some(cores),
+            targets: vec![(entry_role, "/ratings/1".to_owned())],
+            proxy_cores: Some(core_count),
             default_policy: BenchDefaultPolicy::Allow,
             ..case
-                .with_parameter("link", link)
-                .with_parameter("proxy_cores", cores)
+                .with_parameter("link", call_path)
+                .with_parameter("proxy_cores", core_count)
                 .with_parameter("app", json!(self.app))
         }
     }
 }
 
-fn format_cores(cores: usize) -> String {
-    match cores {
+fn format_core_count(core_count: usize) -> String {
+    match core_count {
         1 => "1 core".to_owned(),
-        cores => format!("{cores} cores"),
+        core_count => format!("{core_count} cores"),
     }
 }
 
-/// Returns the figures in the form of the published table.
-fn published_table(report: &SuiteReport) -> FigureTable {
+/// Returns the measured figures in the columns of the published table, one row per case and contender.
+fn measured_table(report: &SuiteReport) -> FigureTable {
     let columns = [
         "link",
         "case",
@@ -132,17 +140,20 @@ fn published_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     for case in &report.cases {
         let parameter_text = |name: &str| match case.parameters.get(name) {
+            // `to_string` would add the quotes of JSON.
             Some(Value::String(text)) => text.clone(),
             Some(other) => other.to_string(),
             None => String::new(),
         };
         for contender in &report.contenders {
+            // A contender without a successful trial in this case has no row.
             let Some(outcome) = case.contenders.get(&contender.name) else {
                 continue;
             };
             let label = match contender.name.as_str() {
+                // Without sidecars, the cores of the load generator and the applications limit the throughput.
                 "none" => match &case.load_cores {
-                    Some(cores) => format!("no mesh, load on {}", format_cores(cores.count())),
+                    Some(cores) => format!("no mesh, load on {}", format_core_count(cores.count())),
                     None => "no mesh".to_owned(),
                 },
                 name => format!("{name}, {} CPU", parameter_text("proxy_cores")),
@@ -155,8 +166,8 @@ fn published_table(report: &SuiteReport) -> FigureTable {
                 json!(latency.p90),
                 json!(latency.p95),
                 json!(latency.p99),
-                cpu_percent(outcome),
-                load_memory_mib(outcome),
+                sidecars_cpu_percent(outcome),
+                sidecars_memory_mib(outcome),
                 json!(outcome.failed),
             ]);
         }
@@ -169,19 +180,22 @@ fn published_table(report: &SuiteReport) -> FigureTable {
 }
 
 /// Returns the CPU usage of all sidecars together, in percent of a core; null without sidecars.
-fn cpu_percent(outcome: &ContenderOutcome) -> Value {
-    let cores_busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
-    let median_cores = median(cores_busy).filter(|median_cores| *median_cores > 0.0);
+fn sidecars_cpu_percent(outcome: &ContenderOutcome) -> Value {
+    let busy_cores = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
+    let median_cores = median(busy_cores).filter(|median_cores| *median_cores > 0.0);
     median_cores.map_or(Value::Null, |median_cores| json!(round_significant(median_cores * 100.0)))
 }
 
-fn load_memory_mib(outcome: &ContenderOutcome) -> Value {
+/// Returns the private memory of all sidecars together under load, in MiB; null without sidecars.
+fn sidecars_memory_mib(outcome: &ContenderOutcome) -> Value {
     match outcome.memory_kib.load_private {
         0 => Value::Null,
         kib => json!(round_significant(kib as f64 / 1024.0)),
     }
 }
 
+/// Builds one bar chart per figure, with a group of bars per case. A figure of 0 has no bar: the contender has no
+/// sidecars.
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     let build_plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| {
         let series = report.contenders.iter().map(|contender| {
@@ -218,8 +232,8 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     ]
 }
 
-/// The two benchmarked call paths: the name of the path in reports, and the role of the port that requests enter by.
-const LINKS: [(&str, &str); 2] =
+/// The name of each measured call path ("link" in reports), and the role of the port to which clients send its requests.
+const CALL_PATHS: [(&str, &str); 2] =
     [("ratings", "entry-ratings"), ("gateway-ratings", "entry-gateway")];
 
 const SUITE: Suite = Suite {
@@ -250,6 +264,7 @@ const SUITE: Suite = Suite {
     ],
 };
 
+/// The defaults with the built-in applications. Spring applications start more slowly.
 pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["none", "leno", "envoy"],
     duration: Duration::from_secs(10),

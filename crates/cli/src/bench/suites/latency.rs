@@ -61,13 +61,13 @@ impl LatencyArgs {
     }
 }
 
-/// Returns the column headings: `first_column`, and one rate per case.
-fn rate_columns(report: &SuiteReport, first_column: &str) -> Vec<String> {
-    let names = report.cases.iter().map(|case| match case.parameters.get("rate") {
+/// Returns the column headings: `first_heading`, and the rate of each case.
+fn column_headings(report: &SuiteReport, first_heading: &str) -> Vec<String> {
+    let rates = report.cases.iter().map(|case| match case.parameters.get("rate") {
         Some(rate) => format!("{rate}/s"),
         None => case.name.clone(),
     });
-    [first_column.to_owned()].into_iter().chain(names).collect()
+    [first_heading.to_owned()].into_iter().chain(rates).collect()
 }
 
 /// Returns a figure of a contender in each case; `None` for cases without a result.
@@ -110,7 +110,7 @@ fn latency_table(report: &SuiteReport) -> FigureTable {
         }
     }
     let title = "Latency without and with a mesh, in milliseconds".to_owned();
-    FigureTable { title, columns: rate_columns(report, "percentile"), rows }
+    FigureTable { title, columns: column_headings(report, "percentile"), rows }
 }
 
 /// Describes a contender in the terms of the published table.
@@ -121,7 +121,8 @@ fn describe_contender(name: &str) -> String {
     }
 }
 
-/// Returns the table of CPU and memory of the client's sidecar, which carries all requests.
+/// Returns the CPU and memory of the client's sidecar, which carries all requests, in three rows per mesh. The last column
+/// is the slope of the CPU usage over the rate.
 fn sidecar_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     for name in contender_names(report).filter(|name| *name != "none") {
@@ -148,17 +149,19 @@ fn sidecar_table(report: &SuiteReport) -> FigureTable {
             rows.push(row);
         }
     }
-    let mut columns = rate_columns(report, "sidecar of the client");
+    let mut columns = column_headings(report, "sidecar of the client");
     columns.push("cores per 100/s".to_owned());
     let title = "Sidecar on the path of all requests".to_owned();
     FigureTable { title, columns, rows }
 }
 
+/// Returns the number of cores that the client's sidecar keeps busy; 0 without sidecars.
 fn client_cores(outcome: &ContenderOutcome) -> f64 {
-    let cost = outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0);
-    round_significant(cost * outcome.rps / 1e6)
+    let us_per_request = outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0);
+    round_significant(us_per_request * outcome.rps / 1e6)
 }
 
+/// Builds one line chart per figure. A figure of 0 has no point: the contender has no sidecars.
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     let build_plot =
         |title: &str,
@@ -174,7 +177,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
             PlotData {
                 title: title.to_owned(),
                 about: about.to_owned(),
-                x_labels: rate_columns(report, "").into_iter().skip(1).collect(),
+                x_labels: column_headings(report, "").into_iter().skip(1).collect(),
                 series: series
                     .filter(|(_, points): &(_, Vec<Option<f64>>)| {
                         points.iter().any(Option::is_some)
@@ -207,7 +210,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     ]
 }
 
-/// The process that carries all requests.
+/// The name of the client's sidecar in the figures by process.
 const CLIENT: &str = "client";
 
 const SUITE: Suite = Suite {

@@ -1,4 +1,5 @@
-//! The suites `router` and `removal`: Sermant's consumer, providers and data source, at fixed rates.
+//! The suites `router` and `removal`: tag routing and outlier detection between a consumer, three providers and a data
+//! source at constant rates, as in the benchmarks of Sermant.
 
 use std::time::Duration;
 
@@ -71,6 +72,7 @@ impl RouterArgs {
 
 fn build_case(connections: u32, rate: u32, delay: Duration, suite: RouterSuite) -> BenchCase {
     let mut case = BenchCase::keep_alive_pair(connections, 1024);
+    // All cases have the same body size: the parameters list only differences.
     case.parameters.remove("body_bytes");
     let delay_text = match delay.is_zero() {
         true => "without delay".to_owned(),
@@ -92,6 +94,7 @@ fn build_case(connections: u32, rate: u32, delay: Duration, suite: RouterSuite) 
 impl RouterSuite {
     const fn mesh_rules(self) -> MeshRules {
         match self {
+            // The layout `tagged-chain` contains the TagRoute.
             Self::Router => MeshRules::None,
             Self::Removal => MeshRules::OutlierDetection,
         }
@@ -115,6 +118,7 @@ impl RouterSuite {
 fn published_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     for case in &report.cases {
+        // Without figures of the baseline there is nothing to compare in this case.
         let Some(baseline) = case.contenders.get("none") else {
             continue;
         };
@@ -162,9 +166,11 @@ fn published_table(report: &SuiteReport) -> FigureTable {
     }
 }
 
+/// Returns the CPU usage of the process `name`, in percent of a core; 0 if the contender has no such process.
 fn process_cpu_percent(outcome: &ContenderOutcome, name: &str) -> f64 {
-    let cost = outcome.cpu_us_per_request.processes.get(name).copied().unwrap_or(0.0);
-    round_significant(cost * outcome.rps / 1e4)
+    let us_per_request = outcome.cpu_us_per_request.processes.get(name).copied().unwrap_or(0.0);
+    // A second has 1e6 µs, so that 1e4 µs per second are 1 %.
+    round_significant(us_per_request * outcome.rps / 1e4)
 }
 
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
@@ -193,6 +199,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     ]
 }
 
+/// Formats a delay for the labels of a plot, such as `30 ms`.
 fn short_delay(milliseconds: u64) -> String {
     match milliseconds {
         0 => "no delay".to_owned(),

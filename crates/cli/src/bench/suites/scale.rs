@@ -65,6 +65,7 @@ impl ScaleArgs {
         let leno = Contender::Leno(BenchObservability::Nothing)
             .check_support(&runner.testbed, Layout::Http)?;
         report.contenders.push(leno);
+        // The control plane has one core; sidecars and applications share the others.
         runner.allocate_cores(1);
         let steps = self.mesh_count() * runner.repeats as usize;
         let mut progress = BenchProgress::new(steps, runner.trial_duration());
@@ -72,6 +73,7 @@ impl ScaleArgs {
         for sidecar_count in &self.sidecars {
             for default_policy in DEFAULT_POLICIES {
                 runner.testbed.default_policy = default_policy;
+                // Changes take long to measure, and the goals for them apply to the largest mesh.
                 let changes = if Some(sidecar_count) == max_sidecars {
                     ChangeMeasurement::Yes
                 } else {
@@ -110,7 +112,7 @@ impl ScaleArgs {
             report.notes.push("this suite measures leno only".to_owned());
         }
         report.settings = Some(options::runner_settings(&runner));
-        report.tables.push(published_table(&report.meshes));
+        report.tables.push(measured_table(&report.meshes));
         report.tables.extend(goals::goal_table(&report.meshes, &report.services));
         report.tables.extend(goals::change_cost_table(&report.meshes));
         report.plots = build_plots(&report.meshes);
@@ -162,8 +164,9 @@ fn meshes_with_policy(
     meshes.iter().filter(move |mesh| mesh.mode == default_policy)
 }
 
-/// Returns the figures in the form of the published table.
-fn published_table(meshes: &[MeshSize]) -> FigureTable {
+/// Returns the measured figures in the form of the published table, with a column per size of mesh.
+fn measured_table(meshes: &[MeshSize]) -> FigureTable {
+    // Meshes with the default policy allow have the same sizes.
     let sizes =
         meshes_with_policy(meshes, BenchDefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
     let columns = ["sidecars".to_owned()].into_iter().chain(sizes).collect();
@@ -218,7 +221,7 @@ const DEFAULT_POLICIES: [BenchDefaultPolicy; 2] =
     [BenchDefaultPolicy::Deny, BenchDefaultPolicy::Allow];
 /// The default number of sidecars that are real processes, enough for traffic between them.
 const REAL_SIDECARS: usize = 50;
-/// The approximate time for starting, joining, changes and reconnects.
+/// The approximate time per mesh for starting, joining, changes and reconnects.
 const STARTUP_ESTIMATE: Duration = Duration::from_secs(90);
 
 const SUITE: Suite = Suite {

@@ -234,6 +234,7 @@ impl UsageDelta {
         let (busy_before, busy_after) = (&before.core_busy_time, &after.core_busy_time);
         Self {
             elapsed_seconds,
+            // No division by zero if no application responded.
             requests: requests.max(1.0),
             proxies: seconds_by_process(&before.proxies, &after.proxies),
             auxiliary_processes: seconds_by_process(
@@ -246,6 +247,7 @@ impl UsageDelta {
                 proxy: seconds_between(busy_before.proxy, busy_after.proxy),
                 load: seconds_between(busy_before.load, busy_after.load),
             },
+            // Only separate load cores have a busy time of their own; see `CoreBusyTime::load`.
             shares_cores: busy_after.load.is_zero(),
         }
     }

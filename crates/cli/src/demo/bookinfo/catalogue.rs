@@ -36,6 +36,7 @@ impl Book {
 
     /// Returns the book with this number.
     pub(super) fn with_id(id: &str) -> Option<&'static Self> {
+        // The parser alone would accept `+1`.
         let is_decimal = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
         let id: usize = id.parse().ok().filter(|_| is_decimal)?;
         BOOKS.get(id)

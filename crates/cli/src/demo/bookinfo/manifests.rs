@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    /// The part of the command line that the manifests use.
+    /// The subcommands of `leno` that the manifests use.
     #[derive(Debug, Parser)]
     #[command(version, propagate_version = true)]
     enum CommandLine {

@@ -115,7 +115,7 @@ struct Rating {
     color: StarColor,
 }
 
-/// The part of a ratings response that reviews uses.
+/// The fields of a ratings response that reviews uses: the stars by reviewer.
 #[derive(Deserialize)]
 struct RatingsResponse {
     ratings: BTreeMap<String, u8>,

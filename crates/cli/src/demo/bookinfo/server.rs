@@ -82,6 +82,7 @@ pub(super) async fn serve(
             Some(_) = connections.join_next() => {}
         }
     }
+    // The port closes first, so that no connection arrives during the drain.
     drop(listener);
     drain_sender.send_replace(true);
     let drain_connections = async { while connections.join_next().await.is_some() {} };

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 /// The client that a demo service uses for all other services.
 pub(super) struct UpstreamClient {
     connection_mode: ConnectionMode,
-    /// Idle connections by service; with a proxy, under the proxy's name.
+    /// Idle connections by service; with a proxy, under the empty name, because all services share its connections.
     idle_connections: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
     /// Tasks that drive the open connections. Dropping the set closes the connections.
     connection_tasks: RefCell<JoinSet<()>>,

@@ -23,7 +23,7 @@ pub(super) fn parse_group(content: &str) -> Result<MatchGroup, String> {
     let group_fields = outline_document(content).ok_or("not YAML, or empty")?;
     let mut group = MatchGroup::default();
     for (path, value) in group_fields.iter().filter(|(path, _)| path.starts_with("services")) {
-        for service in value.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        for service in value.split(',').map(str::trim).filter(|service| !service.is_empty()) {
             if service.contains(':') {
                 return Err(format!(
                     "{path}: {service:?} selects a version, but policies apply to all versions"

@@ -288,6 +288,7 @@ impl ConfigCenterRule<'_> {
         find_value(self.fields, field)
     }
 
+    /// Reads an integer. Returns `default`, which is Sermant's default, if the field is absent.
     fn read_number(&self, field: &str, default: u64) -> Result<u64, String> {
         match self.read_text(field) {
             None => Ok(default),
@@ -295,8 +296,8 @@ impl ConfigCenterRule<'_> {
         }
     }
 
-    /// Reads a duration: milliseconds, or a number with a unit, as in `10S`. Returns `default_ms` if the field
-    /// is absent.
+    /// Reads a duration: milliseconds, or a number with a unit, as in `10S`. Returns `default_ms`, which is
+    /// Sermant's default, if the field is absent.
     fn read_duration(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
         let Some(text) = self.read_text(field) else {
             return Ok(Duration::from_millis(default_ms));

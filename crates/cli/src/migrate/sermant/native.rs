@@ -9,8 +9,11 @@ use leno_model::{
 /// The rare cases in which the converted native rules decide differently.
 #[derive(Debug, Default)]
 pub(super) struct DecisionDifferences {
+    /// True if a rule compares only the first value of a repeated header.
     joins_repeated_headers: bool,
+    /// True if a rule has a lowercase method.
     ignores_lowercase_methods: bool,
+    /// True if a rule prefers instances with the caller's own tag.
     changes_untagged_callers: bool,
 }
 

@@ -56,6 +56,7 @@ pub(super) fn write_fallbacks(policies: &[FallbackPolicy]) -> Value {
     }
 }
 
+/// Writes `from`; `None` if the rule applies to all callers.
 fn write_callers(from: &CallerMatch) -> Option<Value> {
     let service = from.service.as_ref()?;
     Some(json!({"service": service.name.as_str(), "namespace": service.namespace.as_str()}))
@@ -115,6 +116,7 @@ fn write_value_test(test: &ValueTest) -> Result<Value, String> {
         ValueTest::Present => json!({"present": true}),
         ValueTest::Absent => json!({"present": false}),
         ValueTest::Text { relation, texts, ignore_case } => {
+            // All relations except `In` have exactly one operand.
             let text = texts.first().map(String::as_str).unwrap_or_default();
             let mut value = match relation {
                 TextRelation::Exact => json!({"exact": text}),

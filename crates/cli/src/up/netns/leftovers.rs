@@ -42,6 +42,7 @@ impl BridgeLock {
 
 impl Drop for BridgeLock {
     fn drop(&mut self) {
+        // A remaining lock file does no harm: without a lock it marks no bridge as in use.
         drop(fs::remove_file(&self.path));
     }
 }
@@ -117,7 +118,7 @@ pub(super) fn remove_unused(own_bridge: Option<&str>) -> anyhow::Result<Vec<Stri
 }
 
 /// Returns the ID of the process that created a device or namespace, if Leno creates such names: `leno7`,
-/// `leno7-2` or `ln7-2`, and no similar ones.
+/// `leno7-2` or `ln7-2`. Returns `None` for similar names.
 pub(super) fn creator_pid(name: &str) -> Option<u32> {
     let link_name = || name.strip_prefix("ln").filter(|suffix| suffix.contains('-'));
     let suffix = name.strip_prefix("leno").or_else(link_name)?;

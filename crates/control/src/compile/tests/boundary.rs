@@ -180,14 +180,14 @@ fn egress_deny_leaves_the_api_server_reachable() {
     let compiled = leno_traffic::EgressRules::compile(&egress_rules).unwrap();
     for address in addresses {
         assert_eq!(
-            compiled.permission_for(address.parse().unwrap()),
+            compiled.decide_address(address.parse().unwrap()),
             leno_traffic::EgressDecision::Allowed,
             "{address}"
         );
     }
     for other in ["10.96.0.1:6443", "10.96.0.2:443", "192.0.2.7:443", "192.0.2.9:6443"] {
         assert_eq!(
-            compiled.permission_for(other.parse().unwrap()),
+            compiled.decide_address(other.parse().unwrap()),
             leno_traffic::EgressDecision::Denied,
             "{other}"
         );

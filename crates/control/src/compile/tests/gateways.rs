@@ -132,10 +132,10 @@ fn workloads_without_a_sidecar_are_called_in_plaintext() {
             "the same as for gateways"
         );
     }
-    // It is not in the mesh: it cannot join or report listeners, and does not count.
+    // The unmeshed pod is not a member of the mesh, and cannot report listeners.
     assert_eq!(mesh.workload(&unmeshed.name), None);
     assert!(mesh.set_listeners(&unmeshed.name, Some(Listeners::new())).is_empty());
-    // Not ready, then removed.
+    // The unmeshed pod becomes unready, and then gets a sidecar.
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..unmeshed.clone() })));
     assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings"), []);
     mesh.apply(Change::Upsert(Object::Workload(Workload { sidecar: true, ..unmeshed.clone() })));
@@ -262,7 +262,8 @@ fn a_gateway_calls_workloads_without_a_sidecar_in_a_mesh_that_denies_by_default(
     }
     let edge = client_config(&mesh, "edge-1", &[]);
     assert_eq!(service_endpoints(&edge, "ratings").len(), 1);
-    // No policy lets it call those with a sidecar, and unmeshed endpoints next to them are not a bypass.
+    // No policy lets the gateway call the pods with a sidecar, and the unmeshed endpoints of the same services are not a
+    // bypass.
     for name in ["details", "reviews-v1"] {
         assert_eq!(
             edge.snapshot.services[&service_name(name)].client_authorization,

@@ -198,8 +198,7 @@ fn default_deny_and_denied_egress_restrict_plaintext() {
             Some((2, plaintext_restriction)),
             "{spec}"
         );
-        // The default policy blocks requests to unmeshed endpoints also without a ready member, and reports it;
-        // `egress` does not.
+        // Without a ready member, the default policy still excludes unmeshed endpoints, and `egress` does not.
         set_ready(&mut mesh, false);
         assert_eq!(
             is_balanced(&mesh),
@@ -209,7 +208,7 @@ fn default_deny_and_denied_egress_restrict_plaintext() {
         let excluded = Some((2, plaintext_restriction))
             .filter(|_| plaintext_restriction == PlaintextRestriction::DefaultPolicy);
         assert_eq!(restricted_workloads(&mesh, &reviews(&mesh)), excluded, "{spec}");
-        // Not if no pod has a sidecar: clients reach the service as without a mesh.
+        // If no pod has a sidecar, clients reach the service as without a mesh.
         mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
         assert_eq!(restricted_workloads(&mesh, &reviews(&mesh)), None, "{spec}");
     }
@@ -220,7 +219,7 @@ fn policies_that_only_sidecars_enforce_exclude_other_endpoints() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     mesh.apply(Change::Upsert(rate_limit("concurrency: {requests: 10}")));
     assert_eq!(visible_endpoints(&mesh), all_endpoints()[..1]);
-    // They are not reached without a mesh either while the enforcing pod is not ready.
+    // The unmeshed endpoints stay excluded while the pod that enforces the policy is not ready.
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
     assert_eq!(visible_endpoints(&mesh), []);

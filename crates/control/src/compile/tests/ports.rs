@@ -39,7 +39,7 @@ fn services_declare_the_protocols_of_ports_that_an_application_does_not_declare(
     assert_eq!(application_ports("192.0.2.7", declared, &[grpc]), [(7070, Protocol::Tcp)]);
     let http2 = "port: 80, targetPort: 7070, appProtocol: kubernetes.io/h2c";
     assert_eq!(application_ports("192.0.2.7", "", &[grpc, http2]), [(7070, Protocol::Http2)]);
-    // No service declares it, or they do not agree.
+    // No service declares a protocol, or the services do not agree.
     assert_eq!(application_ports("192.0.2.7", "", &["port: 7070"]), [(7070, Protocol::Detect)]);
     let http = "port: 80, targetPort: 7070, name: http-a";
     assert_eq!(application_ports("192.0.2.7", "", &[grpc, http]), [(7070, Protocol::Detect)]);

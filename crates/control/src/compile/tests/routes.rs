@@ -187,7 +187,7 @@ fn routes_of_another_namespace_apply_only_to_its_own_clients() {
         );
         let producer_routes = (vec!["bookinfo/reviews".to_owned()], 0);
         assert_eq!(applied_routes(&mesh, "bookinfo/productpage-1", "reviews"), producer_routes);
-        // No route at all; those of other consumers do not apply.
+        // These clients have no route: the routes of other consumers do not apply.
         assert_eq!(applied_routes(&mesh, "shop/buyer-1", "details"), (Vec::new(), 0));
         assert_eq!(applied_routes(&mesh, "bookinfo/productpage-1", "details"), (Vec::new(), 0));
     }

@@ -59,7 +59,7 @@ fn the_last_pod_still_serves_while_it_terminates() {
 
 #[test]
 fn a_ready_pod_is_preferred_to_those_that_terminate() {
-    // Each with a sidecar or without, in both roles.
+    // A terminating pod with a sidecar and a ready pod without, then the reverse.
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7"]);
     let change = meshed_pod(&mesh, Terminating);
     mesh.apply(change);
@@ -106,7 +106,7 @@ fn denied_egress_keeps_a_service_in_the_mesh_while_its_last_pod_with_a_sidecar_t
     mesh.apply(Change::Upsert(parse_objects(config).pop().unwrap()));
     let change = meshed_pod(&mesh, Terminating);
     mesh.apply(change);
-    // The cluster network routes to the ready one.
+    // The cluster network routes to the ready pod.
     assert!(!is_balanced(&mesh));
     mesh.apply(unmeshed_pod("reviews-v1-7", Terminating));
     assert!(is_balanced(&mesh));

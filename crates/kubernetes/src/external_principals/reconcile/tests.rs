@@ -20,8 +20,8 @@ fn create_authority() -> (Authority, TempDir) {
     (source.open_or_create(&domain, SystemTime::now()).unwrap(), dir)
 }
 
-fn desired_certificate(secret: &str) -> DesiredCertificate {
-    DesiredCertificate {
+fn certificate_request(secret: &str) -> ExternalCertificateRequest {
+    ExternalCertificateRequest {
         owner: OwnerObject {
             api_version: "policy.flomesh.io/v1alpha1".to_owned(),
             kind: "AccessCert",
@@ -54,21 +54,21 @@ impl LeaderFixture {
         Self { reconciler, outcomes_receiver }
     }
 
-    /// Runs one round of a leader, after any delay.
-    async fn run_round(&mut self, desired: &[DesiredCertificate], authority: &Authority) {
-        self.run_round_with_unchanged(desired, &[], authority).await;
+    /// Runs one round in which all Secrets are due.
+    async fn run_round(&mut self, requests: &[ExternalCertificateRequest], authority: &Authority) {
+        self.run_round_with_unchanged(requests, &[], authority).await;
     }
 
-    /// Runs one round in which the objects `unchanged` have invalid requests.
+    /// Runs one round in which all Secrets are due, and the objects `unchanged` have invalid requests.
     async fn run_round_with_unchanged(
         &mut self,
-        desired: &[DesiredCertificate],
+        requests: &[ExternalCertificateRequest],
         unchanged: &[&str],
         authority: &Authority,
     ) {
         let unchanged = unchanged.iter().map(|uid| (*uid).to_owned()).collect();
         self.reconciler
-            .update_desired(&DesiredCertificates { certificates: desired.to_vec(), unchanged });
+            .update_requests(&DesiredCertificates { requests: requests.to_vec(), unchanged });
         for state in self.reconciler.secrets.values_mut() {
             state.next_check = Instant::now();
         }
@@ -83,7 +83,7 @@ impl LeaderFixture {
     }
 }
 
-/// Returns the requests since the last call.
+/// Returns the requests to the API server since the last call.
 fn take_requests(server: &Server) -> Vec<String> {
     let requests = std::mem::take(&mut server.store.lock().unwrap().requests);
     requests
@@ -101,14 +101,14 @@ fn stored_secret(server: &Server) -> Option<Secret> {
 async fn a_secret_is_created_checked_and_deleted() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
     assert_eq!(leader.reported_outcome(), Some(Ok(())));
     assert_eq!(take_requests(&server), ["GET batch-tls", "POST batch-tls"]);
-    // It is unchanged: only its metadata is requested.
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    // The Secret is unchanged, so the leader requests only its metadata.
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
     assert_eq!(take_requests(&server), ["GET batch-tls"]);
-    // Renamed: the previous one is deleted.
-    leader.run_round(&[desired_certificate("other-tls")], &authority).await;
+    // The request names another Secret: the previous Secret is deleted.
+    leader.run_round(&[certificate_request("other-tls")], &authority).await;
     assert!(stored_secret(&server).is_none());
     assert_eq!(leader.reported_outcome(), Some(Ok(())));
     leader.run_round(&[], &authority).await;
@@ -127,7 +127,7 @@ async fn a_foreign_secret_is_neither_written_nor_deleted() {
     });
     server.store.lock().unwrap().objects.insert(PATH.to_owned(), foreign.clone());
     let mut leader = LeaderFixture::new(&server);
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
     let reason = leader.reported_outcome().unwrap().unwrap_err();
     assert!(
         reason.contains("exists and was not created for the AccessCert shop/batch"),
@@ -142,7 +142,7 @@ async fn a_foreign_secret_is_neither_written_nor_deleted() {
 async fn the_secret_of_an_invalid_request_is_kept() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
     take_requests(&server);
     leader.run_round_with_unchanged(&[], &["u-1"], &authority).await;
     assert!(
@@ -156,29 +156,29 @@ async fn the_secret_of_an_invalid_request_is_kept() {
 async fn a_transient_error_is_reported_only_if_it_persists() {
     let (server, (first, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
-    leader.reconciler.update_desired(&DesiredCertificates {
-        certificates: vec![desired_certificate("batch-tls")],
+    leader.reconciler.update_requests(&DesiredCertificates {
+        requests: vec![certificate_request("batch-tls")],
         ..DesiredCertificates::default()
     });
     let name = SecretName::new("shop", "batch-tls").unwrap();
     for (times, expected) in [(2, None), (1, Some(Err("spec.secret: late".to_owned())))] {
         for _ in 0..times {
-            leader.reconciler.schedule_retry(&name, ReconcileError::Transient("late".to_owned()));
+            leader.reconciler.record_failure(&name, ReconcileError::Transient("late".to_owned()));
         }
         leader.reconciler.publish_outcomes();
         assert_eq!(leader.reported_outcome(), expected);
     }
-    // A certificate that another authority cannot issue is not retried at every check.
-    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    // If the new authority cannot issue the certificate, the reconciler does not try again at every check.
+    leader.run_round(&[certificate_request("batch-tls")], &first).await;
     let (second, _other) = create_authority();
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 1);
-    leader.reconciler.schedule_retry(&name, ReconcileError::Permanent("no".to_owned()));
+    leader.reconciler.record_failure(&name, ReconcileError::Permanent("no".to_owned()));
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 0);
-    // A certificate that is due for renewal is no longer valid.
-    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    // A certificate that is due for renewal does not hide failures.
+    leader.run_round(&[certificate_request("batch-tls")], &first).await;
     leader.reconciler.secrets.get_mut(&name).unwrap().renewal_time = Some(SystemTime::now());
     for _ in 0..3 {
-        leader.reconciler.schedule_retry(&name, ReconcileError::Transient("late".to_owned()));
+        leader.reconciler.record_failure(&name, ReconcileError::Transient("late".to_owned()));
     }
     leader.reconciler.publish_outcomes();
     assert_eq!(leader.reported_outcome(), Some(Err("spec.secret: late".to_owned())));
@@ -188,7 +188,7 @@ async fn a_transient_error_is_reported_only_if_it_persists() {
 async fn a_damaged_or_outdated_certificate_is_issued_again() {
     let (server, (first, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
-    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    leader.run_round(&[certificate_request("batch-tls")], &first).await;
     let before = stored_secret(&server).unwrap().data;
     {
         let mut store = server.store.lock().unwrap();
@@ -196,18 +196,18 @@ async fn a_damaged_or_outdated_certificate_is_issued_again() {
         stored["data"]["tls.key"] = json!("");
         stored["metadata"]["resourceVersion"] = json!("999");
     }
-    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    leader.run_round(&[certificate_request("batch-tls")], &first).await;
     let repaired = stored_secret(&server).unwrap().data;
     assert!(repaired != before && leader.reported_outcome() == Some(Ok(())));
-    // Immediately, and not only at its renewal time.
+    // After a change of the authority, the certificate is due immediately and not only at its renewal time.
     let (second, _other) = create_authority();
     assert_eq!(leader.reconciler.due_secrets(&first).len(), 0);
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 1);
-    leader.run_round(&[desired_certificate("batch-tls")], &second).await;
+    leader.run_round(&[certificate_request("batch-tls")], &second).await;
     assert!(stored_secret(&server).unwrap().data != repaired);
     // A deleted Secret is recreated.
     server.store.lock().unwrap().objects.clear();
-    leader.run_round(&[desired_certificate("batch-tls")], &second).await;
+    leader.run_round(&[certificate_request("batch-tls")], &second).await;
     assert!(stored_secret(&server).is_some());
 }
 
@@ -216,15 +216,15 @@ async fn a_rejection_by_the_api_server_is_reported_and_retried_later() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     server.store.lock().unwrap().forbidden = Some(("POST", "/secrets/"));
     let mut leader = LeaderFixture::new(&server);
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
     assert_eq!(leader.reported_outcome(), Some(Err("spec.secret: no".to_owned())));
     assert_eq!(leader.reconciler.due_secrets(&authority).len(), 0, "not at once");
     server.store.lock().unwrap().forbidden = None;
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
     assert_eq!(leader.reported_outcome(), Some(Ok(())));
-    // A transient error does not invalidate a valid certificate.
+    // A transient error does not change the outcome of a valid certificate.
     let name = SecretName::new("shop", "batch-tls").unwrap();
-    leader.reconciler.schedule_retry(&name, ReconcileError::Transient("late".to_owned()));
+    leader.reconciler.record_failure(&name, ReconcileError::Transient("late".to_owned()));
     leader.reconciler.publish_outcomes();
     assert_eq!(leader.reported_outcome(), Some(Ok(())));
 }
@@ -233,9 +233,9 @@ async fn a_rejection_by_the_api_server_is_reported_and_retried_later() {
 async fn a_control_plane_that_does_not_lead_publishes_no_outcomes() {
     let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
     let mut leader = LeaderFixture::new(&server);
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
-    leader.reconciler.update_desired(&DesiredCertificates {
-        certificates: vec![desired_certificate("batch-tls")],
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
+    leader.reconciler.update_requests(&DesiredCertificates {
+        requests: vec![certificate_request("batch-tls")],
         ..DesiredCertificates::default()
     });
     leader.reconciler.reset_state();
@@ -243,7 +243,7 @@ async fn a_control_plane_that_does_not_lead_publishes_no_outcomes() {
     assert_eq!(leader.reported_outcome(), None);
     // The new leader finds the Secret valid.
     take_requests(&server);
-    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    leader.run_round(&[certificate_request("batch-tls")], &authority).await;
     assert_eq!(
         (take_requests(&server), leader.reported_outcome()),
         (vec!["GET batch-tls".to_owned()], Some(Ok(())))

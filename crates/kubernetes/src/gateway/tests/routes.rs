@@ -266,7 +266,7 @@ fn a_tls_connection_uses_the_most_specific_listener_of_its_port() {
     let GatewayPortRules::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
     let described: Vec<String> =
         rules.iter().map(|rule| format!("{:?} {}", rule.hostnames, rule.backends.len())).collect();
-    // Sessions of `narrow` that match no rule have no backend.
+    // Sessions at the listener `narrow` that match no route have no backend.
     let no_backend = "[Below(b), Below(x.b), Exact(a.b)] 0";
     assert_eq!(described, ["[Exact(c.b)] 1", "[Below(b)] 1", "[Exact(a.b)] 1", no_backend]);
 }

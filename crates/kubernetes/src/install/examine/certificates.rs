@@ -112,7 +112,7 @@ pub(super) fn check_bundle(
     }
 }
 
-/// Returns the remaining days of each certificate, or `None` for an expired one.
+/// Returns the remaining days of each certificate; `None` for an expired certificate. Invalid PEM is skipped.
 fn remaining_days(pem: &[u8], now: SystemTime) -> Vec<Option<u64>> {
     let certificates = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
     certificates.map(|der| days_until_expiry(&der, now)).collect()

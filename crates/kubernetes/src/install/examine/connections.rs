@@ -15,8 +15,8 @@ use crate::api::{NamespaceName, ObjectApi};
 use crate::status::annotated_connections;
 use crate::well_known::CONTROL_NAME;
 
-/// Compares the connected sidecars with the running `pods`. If `is_truncated`, more pods than these are
-/// running.
+/// Compares the connected sidecars with the running `pods`. If `is_truncated`, `pods` is only a part of the running
+/// pods.
 ///
 /// New control planes discover each other within a second. The leader updates the Lease at the next renewal,
 /// for which the check waits.
@@ -116,7 +116,7 @@ fn compare_connections(
             "each ready pod's sidecar is connected to a control plane".to_owned(),
         );
     };
-    // The pods that the control plane counts beyond its list are unnamed.
+    // The control plane lists a limited number of pods, and counts the others without their names.
     let count = names.len() + connections.count.saturating_sub(connections.disconnected.len());
     let (namespace, pod) = first_name.split_once('/').unwrap_or(("default", first_name));
     ExamineResult::failure(
@@ -134,7 +134,7 @@ fn compare_connections(
 /// The maximum wait for the next renewal of the Lease: the leader renews it every five seconds.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The maximum age of a Lease with a leader.
+/// The maximum time since the last renewal of a Lease with a leader.
 const MAX_LEASE_AGE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub(super) async fn find_control_plane(
     }
 }
 
-/// Finds the only control plane of the cluster. Several control planes are a failure: they would share
+/// Finds the only control plane of the cluster. Several control planes are a failure, because they share the
 /// CustomResourceDefinitions and the webhook configuration.
 async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment), ExamineResult> {
     let api: ObjectApi<Deployment> = ObjectApi::for_all_namespaces(client.clone());
@@ -128,17 +128,17 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
                     || tolerations.iter().any(|toleration| tolerates(toleration, taint))
             })
     };
-    let free_nodes = nodes.iter().filter(accepts_pods).map(|node| node.name_any());
-    let free_nodes: Vec<String> =
-        free_nodes.filter(|name| !pods_by_node.contains_key(name.as_str())).collect();
+    let unused_nodes = nodes.iter().filter(accepts_pods).map(|node| node.name_any());
+    let unused_nodes: Vec<String> =
+        unused_nodes.filter(|name| !pods_by_node.contains_key(name.as_str())).collect();
     let shared_node = pods_by_node.iter().find(|(_, pods)| pods.len() > 1);
-    match (shared_node, free_nodes.first()) {
+    match (shared_node, unused_nodes.first()) {
         (Some((node, pods)), Some(_)) => ExamineResult::warning(
             format!(
                 "{} of them share the node {node}, and {} could run one: a failure of {node} stops \
                  all of them",
                 pods.len(),
-                summarize_names(&free_nodes)
+                summarize_names(&unused_nodes)
             ),
             format!("delete one: `kubectl -n {namespace} delete pod {}`", pods[0]),
         ),
@@ -150,7 +150,7 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
     }
 }
 
-/// Returns true if a toleration matches a taint.
+/// Returns true if a toleration matches a taint. Without an effect or key, it matches all effects or keys.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let matches_effect =
         toleration.effect.as_ref().is_none_or(|text| text.is_empty() || *text == taint.effect);

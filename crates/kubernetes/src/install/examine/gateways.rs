@@ -34,8 +34,10 @@ pub(super) async fn check_gateways(client: &Client, control_plane: &Deployment) 
     }
 }
 
+/// Returns the Gateways of Leno's class, as `NAMESPACE/NAME`.
 async fn gateways_of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
     let (mut classes, mut gateways) = (BTreeSet::new(), Vec::new());
+    // Classes precede Gateways in this list.
     for kind in GATEWAY_KINDS {
         let form = StatusForm::for_kind(kind);
         if !matches!(form, StatusForm::Class | StatusForm::Gateway) {

@@ -23,7 +23,8 @@ use crate::well_known::{
     ROOTS_VARIABLE,
 };
 
-/// Compares the running sidecars with those that the control plane would inject now.
+/// Compares the running sidecars with those that the control plane would inject now. Returns the findings, each with
+/// its subject.
 pub(super) async fn check_sidecars(
     client: &Client,
     namespace: &NamespaceName,
@@ -38,6 +39,7 @@ pub(super) async fn check_sidecars(
         Err(error) => return vec![("sidecars", unreadable_finding(&error))],
     };
     let config_maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
+    // Without permission to read the roots, only the check of roots is omitted.
     let roots_config_map = config_maps.get_opt(&ROOTS_NAME).await.ok().flatten();
     let roots_pem = roots_config_map.and_then(|map| map.data?.remove(ROOTS_KEY));
     let spec = control_plane.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
@@ -196,8 +198,8 @@ impl SidecarPods<'_> {
 /// Checks for pods that cannot be created because the webhook rejects them or does not respond.
 pub(super) async fn check_uncreated_pods(client: &Client) -> ExamineResult {
     match list_pod_controllers(client).await {
-        Ok(PodControllers { replica_sets, missing_pods, failure_events }) => {
-            check_blocked(&replica_sets, &missing_pods, &failure_events)
+        Ok(PodControllers { replica_sets, incomplete_controllers, failure_events }) => {
+            check_blocked(&replica_sets, &incomplete_controllers, &failure_events)
         }
         Err(error) => unreadable_finding(&error),
     }
@@ -212,54 +214,59 @@ async fn list_pod_controllers(client: &Client) -> Result<PodControllers, ApiErro
     let jobs: ObjectApi<Job> = ObjectApi::for_all_namespaces(client.clone());
     let event_api: ObjectApi<Event> = ObjectApi::for_all_namespaces(client.clone());
     let parameters = ListParams::default();
-    let mut missing_pods = Vec::new();
-    missing_pods.extend(stateful_sets.list(&parameters).await?.items.iter().filter_map(|set| {
-        let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
-        let desired = spec.replicas.unwrap_or(1);
-        (status.map_or(0, |status| status.replicas) < desired)
-            .then(|| MissingPods::for_object("StatefulSet", set))
-    }));
-    missing_pods.extend(daemon_sets.list(&parameters).await?.items.iter().filter_map(|set| {
-        let status = set.status.as_ref()?;
-        let is_lacking = status.current_number_scheduled < status.desired_number_scheduled;
-        is_lacking.then(|| MissingPods::for_object("DaemonSet", set))
-    }));
-    missing_pods.extend(jobs.list(&parameters).await?.items.iter().filter_map(|job| {
+    let mut incomplete_controllers = Vec::new();
+    incomplete_controllers.extend(stateful_sets.list(&parameters).await?.items.iter().filter_map(
+        |set| {
+            let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
+            let desired = spec.replicas.unwrap_or(1);
+            (status.map_or(0, |status| status.replicas) < desired)
+                .then(|| IncompleteController::for_object("StatefulSet", set))
+        },
+    ));
+    incomplete_controllers.extend(daemon_sets.list(&parameters).await?.items.iter().filter_map(
+        |set| {
+            let status = set.status.as_ref()?;
+            let is_lacking = status.current_number_scheduled < status.desired_number_scheduled;
+            is_lacking.then(|| IncompleteController::for_object("DaemonSet", set))
+        },
+    ));
+    incomplete_controllers.extend(jobs.list(&parameters).await?.items.iter().filter_map(|job| {
         let status = job.status.as_ref();
         let conditions = || status.iter().flat_map(|status| status.conditions.iter().flatten());
         let is_finished = |condition: &JobCondition| {
             ["Complete", "Failed"].contains(&&*condition.type_) && condition.status == "True"
         };
         let is_running = status.and_then(|status| status.active).unwrap_or(0) > 0;
-        (!is_running && !conditions().any(is_finished)).then(|| MissingPods::for_object("Job", job))
+        (!is_running && !conditions().any(is_finished))
+            .then(|| IncompleteController::for_object("Job", job))
     }));
     let failed_creations = ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
     let failure_events = event_api.list(&failed_creations).await?.items;
     let replica_sets = replica_set_api.list(&parameters).await?.items;
-    Ok(PodControllers { replica_sets, missing_pods, failure_events })
+    Ok(PodControllers { replica_sets, incomplete_controllers, failure_events })
 }
 
 struct PodControllers {
     replica_sets: Vec<ReplicaSet>,
-    missing_pods: Vec<MissingPods>,
+    incomplete_controllers: Vec<IncompleteController>,
     /// The events about pods that could not be created.
     failure_events: Vec<Event>,
 }
 
 /// A controller with fewer pods than desired.
-struct MissingPods {
+struct IncompleteController {
     /// Kind, namespace and name.
     object: String,
     uid: Option<String>,
 }
 
-impl MissingPods {
+impl IncompleteController {
     fn for_object(kind: &str, object: &impl kube::ResourceExt) -> Self {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         Self { object: format!("{kind} {namespace}/{name}"), uid: object.uid() }
     }
 
-    /// Returns the object and the message of its newest event; `None` if the webhook did not cause the event.
+    /// Returns the controller and the message of its newest event; `None` if the webhook did not cause the event.
     fn webhook_failure(&self, events: &[Event]) -> Option<(String, String)> {
         let is_about_object =
             |event: &&Event| self.uid.is_some() && event.involved_object.uid == self.uid;
@@ -282,7 +289,7 @@ fn last_occurrence(event: &Event) -> Option<Timestamp> {
 /// Reports the controllers of pods that the webhook rejects.
 fn check_blocked(
     replica_sets: &[ReplicaSet],
-    missing_pods: &[MissingPods],
+    incomplete_controllers: &[IncompleteController],
     events: &[Event],
 ) -> ExamineResult {
     let failure = |set: &ReplicaSet| {
@@ -295,7 +302,7 @@ fn check_blocked(
         Some((format!("{namespace}/{name}"), shorten_middle(&message, MAX_MESSAGE_BYTES)))
     };
     let other_controllers =
-        missing_pods.iter().filter_map(|controller| controller.webhook_failure(events));
+        incomplete_controllers.iter().filter_map(|controller| controller.webhook_failure(events));
     let blocked: Vec<(String, String)> =
         replica_sets.iter().filter_map(failure).chain(other_controllers).collect();
     let names: Vec<String> = blocked.iter().map(|(name, _)| name.clone()).collect();
@@ -322,8 +329,8 @@ fn has_started_sidecar(pod: &Pod) -> bool {
     sidecars.any(|container| container.started == Some(true))
 }
 
-/// Returns false for a pod that does not use the cluster's DNS server, or does not search the domain of the
-/// cluster. If the address of the server is unknown, any name server of a pod is accepted.
+/// Returns true if a pod uses the cluster's DNS server and searches the domain of the cluster. If the address of the
+/// server is unknown, any name server of a pod is accepted.
 fn can_resolve(pod: &Pod, name_servers: &[String]) -> bool {
     let spec = pod.spec.as_ref();
     let config = spec.and_then(|spec| spec.dns_config.as_ref());
@@ -373,7 +380,7 @@ fn split_certificates(pem: &str) -> BTreeSet<String> {
 /// Checks that namespaces of the mesh admit pods with a redirection init container.
 pub(super) async fn check_namespaces(
     client: &Client,
-    system: &str,
+    system_namespace: &str,
     control_plane: &Deployment,
 ) -> ExamineResult {
     let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
@@ -382,26 +389,30 @@ pub(super) async fn check_namespaces(
         Err(error) => return unreadable_finding(&error),
     };
     let injected: Vec<Namespace> =
-        listed.into_iter().filter(|namespace| is_injected(namespace, system)).collect();
+        listed.into_iter().filter(|namespace| is_injected(namespace, system_namespace)).collect();
     let restricted: Vec<String> = injected.iter().filter_map(restrictive_standard).collect();
     match restricted.as_slice() {
         [_, ..] if !InstalledOptions::from_deployment(control_plane).cni => ExamineResult::failure(
             format!("pods need NET_ADMIN, which {} reject", summarize_names(&restricted)),
-            format!("run `leno install -n {system} --cni --apply`"),
+            format!("run `leno install -n {system_namespace} --cni --apply`"),
         ),
         _ => ExamineResult::Passed(format!("{} with sidecar injection", injected.len())),
     }
 }
 
 /// Returns true if a pod without own settings gets a sidecar in the namespace.
-fn is_injected(namespace: &Namespace, system: &str) -> bool {
+fn is_injected(namespace: &Namespace, system_namespace: &str) -> bool {
     let namespace_metadata = NamespaceMetadata {
         name: namespace.name_any(),
         labels: namespace.labels().clone(),
         annotations: namespace.annotations().clone(),
     };
     matches!(
-        decide_injection(&Value::Null, InjectionTrigger::Namespace(&namespace_metadata), system),
+        decide_injection(
+            &Value::Null,
+            InjectionTrigger::Namespace(&namespace_metadata),
+            system_namespace
+        ),
         Ok(None)
     )
 }
@@ -578,23 +589,23 @@ mod tests {
         let (first, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
         for kind in ["StatefulSet", "DaemonSet", "Job"] {
             let object = format!("{kind} shop/held");
-            let missing_pods =
-                || [MissingPods { object: object.clone(), uid: Some("u".to_owned()) }];
+            let incomplete_controllers =
+                || [IncompleteController { object: object.clone(), uid: Some("u".to_owned()) }];
             let expected = format!("of {object} are not created; of {object}: admission webhook");
             assert_finding(
-                &check_blocked(&[], &missing_pods(), &[event("u", first, denied)]),
+                &check_blocked(&[], &incomplete_controllers(), &[event("u", first, denied)]),
                 false,
                 &expected,
             );
             assert_finding(
-                &check_blocked(&[], &missing_pods(), &[event("v", first, denied)]),
+                &check_blocked(&[], &incomplete_controllers(), &[event("v", first, denied)]),
                 true,
                 "none",
             );
             assert_finding(&check_blocked(&[], &[], &[event("u", first, denied)]), true, "none");
             // The newest event has the current reason.
             let events = [event("u", first, denied), event("u", later, "exceeded quota")];
-            assert_finding(&check_blocked(&[], &missing_pods(), &events), true, "none");
+            assert_finding(&check_blocked(&[], &incomplete_controllers(), &events), true, "none");
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) async fn check_agents(
     }
 }
 
-/// Checks if every agent is ready, and names the nodes without a ready agent.
+/// Checks that every agent is ready. The finding names the nodes without a ready agent.
 async fn check_agent_readiness(client: &Client, daemon_set: &DaemonSet) -> ExamineResult {
     let status = daemon_set.status.clone().unwrap_or_default();
     let (desired_count, ready_count) = (status.desired_number_scheduled, status.number_ready);

@@ -60,7 +60,8 @@ async fn compare_object(client: &Client, manifest: &Value) -> Result<ObjectCompa
             let actual = serde_json::to_value(actual).unwrap_or_default();
             Some(ManifestDifferences::compare_manifest(manifest, &actual))
         }
-        // The cluster may lack its kind or its namespace, and `kinds` reports missing definitions.
+        // The cluster may lack the kind or the namespace of the object. The check `kinds` reports missing
+        // definitions.
         None if is_definition || skip_result(manifest).is_some() => {
             Some(ManifestDifferences::default())
         }
@@ -167,6 +168,7 @@ impl ManifestDifferences {
                 Some(name) => format!("{path}[{name}]"),
                 None => format!("{path}[{index}]"),
             };
+            // The differences to the entry at the same index say more than that the entry is absent.
             let same_index = || actual.get(index).filter(|_| actual.len() == desired.len());
             let counterpart = match name {
                 Some(name) => actual.iter().find(|element| element["name"] == name),
@@ -201,6 +203,7 @@ fn is_same_value(desired: &Value, actual: &Value) -> bool {
     desired == actual || desired.is_number() && desired.as_f64() == actual.as_f64()
 }
 
+/// Returns true for a value that the API server may omit.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

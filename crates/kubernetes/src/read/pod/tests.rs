@@ -112,7 +112,7 @@ fn mapped_addresses_are_read_as_ipv4() {
 fn a_pod_is_a_workload_only_as_a_running_member() {
     for (changes, expected) in [
         (vec![], true),
-        // Without the label, by the container.
+        // The container identifies a member without the label.
         (vec![("/metadata/labels", json!({}))], true),
         (
             vec![("/metadata/labels", json!({})), ("/spec/containers", json!([{"name": "a"}]))],
@@ -163,7 +163,7 @@ fn a_pod_without_a_sidecar_is_an_endpoint() {
     }
 }
 
-/// As without a mesh: it is an endpoint of its services, at the address of its node.
+/// As without a mesh, the pod is an endpoint of its services, at the address of its node.
 #[test]
 fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
     let changes = [
@@ -172,7 +172,7 @@ fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
         ("/status/podIP", json!("192.0.2.7")),
         ("/status/podIPs", json!([{"ip": "192.0.2.7"}])),
     ];
-    // The container name alone does not count there: connections are not redirected.
+    // A container name makes no pod in the host network a member, because its connections are not redirected.
     let member = read_pod(&pod_with_changes(&changes)).unwrap().unwrap();
     assert!(
         !member.sidecar_settings.may_be_overridden(),

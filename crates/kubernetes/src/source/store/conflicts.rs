@@ -25,6 +25,7 @@ pub(super) struct ConflictIndex<'a> {
     retries: BTreeMap<&'a ServiceAccount, Vec<&'a RetryPolicy>>,
     /// Tag rules by target, regardless of the port.
     tag_routes: BTreeMap<TagScope, Vec<&'a TagRoute>>,
+    /// The Sermant rule that takes precedence, by target, regardless of the port.
     sermant_rules: BTreeMap<TagScope, &'a SermantRouteRule>,
     /// A cache of the tag rules in force at a port, which are needed for many objects.
     in_force_cache: RefCell<ObjectsByPort>,
@@ -61,6 +62,7 @@ impl<'a> ConflictIndex<'a> {
                     }
                 }
             }
+            // Routes were added above. Other kinds have no conflicts.
             _ => {}
         }
     }
@@ -76,6 +78,7 @@ impl<'a> ConflictIndex<'a> {
                 }
                 Object::GatewayTcpRoute(route) => attached_routes.tcp_routes.push(route),
                 Object::TlsRoute(route) => attached_routes.tls_routes.push(route),
+                // No other kind has parents.
                 _ => {}
             }
         }
@@ -127,7 +130,7 @@ impl<'a> ConflictIndex<'a> {
         routes.filter(is_attached).collect()
     }
 
-    /// Returns the object that takes precedence over a route at a port.
+    /// Returns the object that takes precedence over a route at a port, if any.
     fn preceding_route(
         &self,
         route: &Object,
@@ -170,7 +173,7 @@ impl<'a> ConflictIndex<'a> {
         }
     }
 
-    /// Returns true if the lanes of an object apply to a service.
+    /// Returns true if the lanes of an object apply to the service of a scope, which has no port.
     pub(super) fn applies_lanes(&self, object: &Object, scope: &TagScope) -> bool {
         let Object::SermantRouteRule(own_rule) = object else { return false };
         let is_first =

@@ -90,7 +90,7 @@ impl ObjectStore {
                 StatusContent::Class(generation, conditions)
             }
             StatusForm::Current if record.target.kind == ACCESS_CERT => {
-                // No status before the outcome is known.
+                // The status is written when the outcome is known.
                 let rejected = rejection.clone().map(Err);
                 StatusContent::Current(
                     rejected.or_else(|| self.external_principal_outcome(record))?,
@@ -180,8 +180,8 @@ impl ObjectStore {
             Ok(parent_service) => parent_service,
             Err(problem) => return (accepted_condition(Some(&problem), "NoMatchingParent"), None),
         };
-        if let Some(missing_part) = self.missing_part(&service, port) {
-            return (accepted_condition(Some(&missing_part), "NoMatchingParent"), None);
+        if let Some(missing_target) = self.missing_target(&service, port) {
+            return (accepted_condition(Some(&missing_target), "NoMatchingParent"), None);
         }
         let Some(route) = self.custom_resources.get_by_origin(origin) else {
             return (accepted_condition(None, ""), None);
@@ -193,7 +193,7 @@ impl ObjectStore {
         (accepted_condition(conflict.as_deref(), CONFLICTED), no_effect)
     }
 
-    /// Returns the object that takes precedence over a valid one, for kinds without a status.
+    /// Describes the object that takes precedence over a valid object, for kinds without a status.
     fn conflict_without_status(
         &self,
         origin: &ObjectOrigin,
@@ -208,7 +208,7 @@ impl ObjectStore {
         }
     }
 
-    /// Returns a missing object that a valid one refers to, for kinds without a status.
+    /// Describes a missing object to which a valid object refers, for kinds without a status.
     fn missing_reference_without_status(
         &self,
         origin: &ObjectOrigin,
@@ -236,7 +236,7 @@ impl ObjectStore {
         let targets = target_services(object);
         let missing_targets: Vec<String> = targets
             .iter()
-            .filter_map(|(service, port)| self.missing_part(service, *port))
+            .filter_map(|(service, port)| self.missing_target(service, *port))
             .collect();
         let lacks_all_targets = !targets.is_empty() && missing_targets.len() == targets.len();
         let missing_message =
@@ -250,7 +250,7 @@ impl ObjectStore {
             }
             (_, Some(IneffectiveReason::NoEffect(..)) | None) => accepted_condition(None, ""),
         };
-        // Always written, to replace a previous condition.
+        // The condition is always written, to replace a previous one.
         let resolved = match missing_message {
             _ if targets.is_empty() => references_condition("True", "ResolvedRefs", NO_TARGETS),
             Some(missing_message) => {
@@ -270,7 +270,7 @@ impl ObjectStore {
         let object = self.custom_resources.get_by_origin(origin)?;
         let targets = target_services(object);
         let mut missing_targets =
-            targets.iter().map(|(service, port)| self.missing_part(service, *port));
+            targets.iter().map(|(service, port)| self.missing_target(service, *port));
         let first_missing =
             missing_targets.next().flatten().filter(|_| missing_targets.all(|part| part.is_some()));
         first_missing.or_else(|| {
@@ -368,6 +368,7 @@ impl ObjectStore {
                 .unwrap_or_default()
                 .iter()
                 .filter_map(|rejection| rejection.location.field.as_deref());
+            // Without its first letter, the text also matches names that end in `BackendRef`.
             let is_backend_field = |field: &str| {
                 field.contains("ackendRef")
                     && (field.ends_with(".kind") || field.ends_with(".group"))
@@ -396,8 +397,8 @@ impl ObjectStore {
                 );
                 return references_condition("False", "RefNotPermitted", &message);
             }
-            if let Some(missing_part) = self.missing_part(service, Some(port)) {
-                return references_condition("False", "BackendNotFound", &missing_part);
+            if let Some(missing_target) = self.missing_target(service, Some(port)) {
+                return references_condition("False", "BackendNotFound", &missing_target);
             }
         }
         references_condition("True", "ResolvedRefs", "all backends exist")
@@ -408,11 +409,15 @@ impl ObjectStore {
         let (_, backends) = route_backends(route);
         backends
             .into_iter()
-            .find_map(|backend| self.missing_part(backend.service, Some(backend.port)))
+            .find_map(|backend| self.missing_target(backend.service, Some(backend.port)))
     }
 
-    /// Describes the Service or port that does not exist; `None` if both exist.
-    pub(super) fn missing_part(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
+    /// Describes the missing Service or port of a reference; `None` if both exist.
+    pub(super) fn missing_target(
+        &self,
+        service: &ServiceName,
+        port: Option<u16>,
+    ) -> Option<String> {
         let Some(target) = self.services.get(service) else {
             return Some(format!("there is no Service {service} that selects pods"));
         };
@@ -442,6 +447,7 @@ fn with_programmed(
     vec![accepted, resolved, programmed]
 }
 
+/// Returns the condition `Accepted`. `reason` applies only to a rejection.
 fn accepted_condition(rejection: Option<&str>, reason: &'static str) -> StatusCondition {
     match rejection {
         Some(rejection) => StatusCondition {
@@ -459,7 +465,7 @@ fn accepted_condition(rejection: Option<&str>, reason: &'static str) -> StatusCo
     }
 }
 
-/// Returns the conditions of an object that is rejected, or over which another one takes precedence.
+/// Returns the conditions of an object that is rejected, or over which another object takes precedence.
 fn rejected_conditions(rejection: &str, reason: &'static str) -> [StatusCondition; 2] {
     let unknown = references_condition("Unknown", "Pending", "this generation is not in force");
     [accepted_condition(Some(rejection), reason), unknown]

@@ -8,27 +8,31 @@ use leno_registry::Warning;
 
 use super::{ObjectOrigin, ObjectStore};
 use crate::external_principals::{
-    CertificateDecisions, CertificateOutcomes, DesiredCertificate, DesiredCertificates,
+    CertificateDecisions, CertificateOutcomes, DesiredCertificates, ExternalCertificateRequest,
     OwnerObject, SecretPermissions, validate_requests,
 };
 use crate::source::status_record::StatusRecord;
 
-/// The requests for certificates of external principals, and their outcomes.
+/// The decisions about requests for certificates of external principals, and the outcomes of accepted requests.
 #[derive(Default)]
 pub(super) struct ExternalPrincipals {
     secret_permissions: SecretPermissions,
+    /// The result of the last validation.
     decisions: CertificateDecisions,
+    /// The outcomes of accepted requests, which the reconciler publishes.
     outcomes: Arc<CertificateOutcomes>,
     /// True if the requests must be validated again.
     is_stale: bool,
 }
 
 impl ExternalPrincipals {
+    /// Causes a validation of all requests after the current events.
     pub(super) fn mark_changed(&mut self) {
         self.is_stale = true;
     }
 
-    /// Returns the outcome of the request of the object with this UID; `None` while it is unknown.
+    /// Returns the outcome of the request of the object with this UID: its rejection, or the outcome of the
+    /// reconciler. `None` if the object has no request, or its outcome is not known yet.
     fn outcome(&self, uid: &str) -> Option<Result<(), String>> {
         let rejected = self.decisions.rejected.get(uid).cloned().map(Err);
         rejected.or_else(|| self.outcomes.get(uid).cloned())
@@ -42,18 +46,19 @@ impl ObjectStore {
         self.external_principals.mark_changed();
     }
 
-    /// Updates the outcomes of requested certificates.
+    /// Updates the outcomes of accepted requests.
     pub(crate) fn set_outcomes(&mut self, outcomes: Arc<CertificateOutcomes>) {
         self.external_principals.outcomes = outcomes;
         self.statuses_stale = true;
     }
 
-    /// Returns the requested certificates, and the objects with Secrets that stay unchanged.
+    /// Returns the accepted requests, and the objects with Secrets that stay unchanged.
     pub(crate) fn external_principals(&self) -> &DesiredCertificates {
         &self.external_principals.decisions.desired
     }
 
-    /// Validates the requests when all kinds have been listed.
+    /// Validates the requests if they have changed and all kinds have been listed. Earlier, an older request with
+    /// the same Secret may be missing.
     pub(crate) fn validate_external_principals(&mut self) {
         if !self.is_synced() || !std::mem::take(&mut self.external_principals.is_stale) {
             return;
@@ -70,6 +75,7 @@ impl ObjectStore {
             &self.external_principals.secret_permissions,
             &trust_domain,
         );
+        // The newest version of these objects cannot be read, so their Secrets must not be deleted.
         let invalid_requests =
             self.invalid_gateway_requests().filter_map(|origin| self.records.get(origin));
         decisions
@@ -80,15 +86,16 @@ impl ObjectStore {
         self.external_principals.decisions = decisions;
     }
 
+    /// Returns the requests of AccessCerts, which have the default lifetime.
     fn access_cert_requests(
         &self,
         trust_domain: &TrustDomain,
-    ) -> impl Iterator<Item = DesiredCertificate> {
+    ) -> impl Iterator<Item = ExternalCertificateRequest> {
         self.custom_resources.all_in_force().filter_map(|(origin, object, created)| {
             let Object::AccessCert(cert) = object else { return None };
             let namespace = cert.name.namespace.clone();
             let secret = SecretName { namespace, name: cert.secret.clone() };
-            Some(DesiredCertificate {
+            Some(ExternalCertificateRequest {
                 owner: owner_object(self.records.get(origin)?),
                 id: ExternalPrincipalId { trust_domain: trust_domain.clone(), secret },
                 names: cert.subjects.clone(),
@@ -98,12 +105,13 @@ impl ObjectStore {
         })
     }
 
+    /// Returns the requests of the settings of other meshes, for their ingress gateways.
     fn foreign_settings_requests(
         &self,
         trust_domain: &TrustDomain,
-    ) -> impl Iterator<Item = DesiredCertificate> {
+    ) -> impl Iterator<Item = ExternalCertificateRequest> {
         self.ingress_gateways().filter_map(|(origin, request, created)| {
-            Some(DesiredCertificate {
+            Some(ExternalCertificateRequest {
                 owner: owner_object(self.records.get(origin)?),
                 id: ExternalPrincipalId {
                     trust_domain: trust_domain.clone(),
@@ -116,7 +124,7 @@ impl ObjectStore {
         })
     }
 
-    /// Returns the outcome of an object's request; `None` while it is unknown.
+    /// Returns the outcome of an object's request; `None` if it has no request, or the outcome is not known yet.
     pub(super) fn external_principal_outcome(
         &self,
         record: &StatusRecord,
@@ -124,11 +132,11 @@ impl ObjectStore {
         self.external_principals.outcome(&record.target.uid)
     }
 
-    /// Returns the reason that another mesh's settings have no certificate for their ingress gateway, if they
-    /// request one.
-    pub(super) fn missing_certificate(&self, origin: &ObjectOrigin) -> Option<Warning> {
+    /// Returns a warning if another mesh's settings request a certificate for their ingress gateway and have none.
+    pub(super) fn missing_certificate_warning(&self, origin: &ObjectOrigin) -> Option<Warning> {
         let record = self.records.get(origin)?;
         let reason = self.external_principals.outcome(&record.target.uid)?.err()?;
+        // Errors have the form `FIELD: PROBLEM; HINT`, but those of the API server may lack the hint.
         let (field, message) =
             reason.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &reason));
         let (problem, hint) = message.rsplit_once("; ").unwrap_or((message, "see the log"));

@@ -23,7 +23,7 @@ pub(super) struct OverridableSettings {
 }
 
 impl ObjectStore {
-    /// Sets the default image of sidecars.
+    /// Sets the default image of sidecars. The floor permits all images of its repository.
     pub(crate) fn set_image(&mut self, image: &str) {
         self.overridable_settings.own_repository = Some(repository_of(image).to_owned());
     }
@@ -223,8 +223,8 @@ impl ObjectStore {
         exclusion_warnings.chain(image_warning).collect()
     }
 
-    /// Returns the rejection of an object that affects more than its namespace, if it is in a namespace where
-    /// the operator does not permit it.
+    /// Returns the rejection of an object that affects more than its namespace, if the operator does not permit such
+    /// objects in its namespace.
     pub(super) fn misplaced_rejection(&self, object: &Object) -> Option<RejectedDocument> {
         let (namespace, field, problem) = match object {
             Object::TagRoute(route) if route.scope == TagScope::Mesh => {
@@ -232,6 +232,7 @@ impl ObjectStore {
             }
             Object::Egress(policy) => {
                 let own_namespace = &policy.name.namespace;
+                // A policy for accounts of its own namespace needs no permission.
                 policy.sources.iter().find(|source| source.namespace != *own_namespace)?;
                 (own_namespace, "spec.sources", "names accounts of other namespaces")
             }
@@ -276,7 +277,7 @@ fn pod_location(name: &WorkloadName, field: &str) -> DocumentLocation {
     }
 }
 
-/// Inserts or removes the settings of a pod or namespace.
+/// Replaces the settings of a pod or namespace; `None` removes them.
 fn set_settings<K: Ord + Clone>(
     settings_by_key: &mut BTreeMap<K, SidecarSettings>,
     key: &K,

@@ -25,11 +25,11 @@ pub(super) struct GatewayState {
     is_stale: bool,
     /// The Secrets that gateways refer to.
     referenced_secrets: Arc<BTreeSet<ObjectId>>,
-    /// The Secrets that the watch covers: those that exist have been received.
+    /// The Secrets that the watch covers. The existing Secrets among them have been received.
     covered_secrets: Arc<BTreeSet<ObjectId>>,
     /// True if reading Secrets is forbidden.
     secrets_forbidden: bool,
-    /// True if reading Secrets has failed at least once.
+    /// True if reading Secrets has failed at least once. The first update then does not wait for Secrets.
     secrets_failed: bool,
 }
 
@@ -78,8 +78,8 @@ impl GatewayState {
         }
     }
 
-    /// Returns true if the first update has to wait for Secrets. If they cannot be read, the mesh does not
-    /// wait.
+    /// Returns true if the first update has to wait for Secrets. If Secrets cannot be read, it does not wait, because
+    /// the rest of the mesh does not need them.
     pub(super) fn has_pending_secrets(&self) -> bool {
         !self.secrets_forbidden
             && !self.secrets_failed
@@ -279,7 +279,8 @@ impl ObjectStore {
     ) {
         let Some(gateways) = &mut self.gateways else { return };
         let mut addresses = gateways.pod_addresses(origin);
-        // A route keeps its last valid version, which is part of the previous input.
+        // The previous input of a route is not removed, because it contains the last valid version. A pod has no
+        // such version, and its previous addresses must be removed.
         if input.is_none() || !addresses.is_empty() {
             gateways.remove(origin);
         }

@@ -36,7 +36,7 @@ impl ObjectStore {
     }
 
     /// Returns a sentence about the first of the older routes that together have all matches of a route, at
-    /// every port of a parent; `None` if a match of the route is left.
+    /// every port of a parent; `None` if a match of the route has an effect.
     fn overriding_route(
         &self,
         route: &Object,
@@ -86,7 +86,7 @@ impl ObjectStore {
         pods.peek().is_some() && !pods.any(|pod| pod.sidecar) && !self.gateways_route_to(service)
     }
 
-    /// Updates whether a service that routes name is outside the mesh; returns true if that has changed.
+    /// Updates `unmeshed_services` for a service that routes name; returns true if this changes the set.
     pub(super) fn update_unmeshed_service(&mut self, service: &ServiceName) -> bool {
         match self.attached_services.contains(service) && self.is_unmeshed(service) {
             true => self.unmeshed_services.insert(service.clone()),

@@ -124,7 +124,8 @@ impl ObjectStore {
         })
     }
 
-    /// Returns the reason that a service that is a source admits no client.
+    /// Returns the reason that the service of a source admits no client; `None` if it has an endpoint with an address
+    /// of its own.
     fn missing_source_reason(&self, name: &ServiceName) -> Option<String> {
         let service = self.services.get(name).cloned().or_else(|| self.configured_service(name));
         let endpoints = service.iter().flat_map(|service| self.endpoints_of(service));
@@ -143,7 +144,8 @@ impl ObjectStore {
         Some(format!("endpoints not found for service {name}{hint}"))
     }
 
-    /// Returns the reason that a port of a service is not open, or not as this policy specifies.
+    /// Returns the reason that a port of a service is not open, or is open with settings of another policy; `None` if
+    /// it is open as this policy specifies.
     fn closed_backend_reason(
         &self,
         policy: &IngressPolicy,
@@ -176,7 +178,8 @@ impl ObjectStore {
         ))
     }
 
-    /// Returns the policy that already opens a port of a pod differently, through another service.
+    /// Returns the policy that opens a port of a pod with another protocol, perhaps through another service, and takes
+    /// precedence.
     fn contradicting_policy<'a>(
         &'a self,
         pod: &Workload,

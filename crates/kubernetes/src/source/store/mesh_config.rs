@@ -138,7 +138,7 @@ impl ObjectStore {
         self.mark_settings_changed();
     }
 
-    /// Replaces the addresses of the API server from an object.
+    /// Replaces the addresses of the API server that an object lists.
     pub(super) fn apply_api_server(
         &mut self,
         origin: &ObjectOrigin,
@@ -155,7 +155,7 @@ impl ObjectStore {
         }
     }
 
-    /// Replaces the fields that an object specifies.
+    /// Replaces the fields that a MeshConfig specifies.
     pub(super) fn set_specified_fields(
         &mut self,
         origin: &ObjectOrigin,
@@ -283,8 +283,7 @@ impl ObjectStore {
         Some(config)
     }
 
-    /// Returns the reason that another mesh's settings are ignored, or the part of them that cannot be
-    /// fulfilled.
+    /// Returns a warning if another mesh's settings are ignored, or if the certificate that they request is missing.
     pub(super) fn overridden_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
         let Some(foreign_settings) = self.settings.foreign_settings.get(origin) else {
             return Vec::new();
@@ -307,7 +306,7 @@ impl ObjectStore {
         };
         let ignored_warning =
             self.settings.ignored_reason(origin, is_weaker).or_else(overridden_warning);
-        ignored_warning.or_else(|| self.missing_certificate(origin)).into_iter().collect()
+        ignored_warning.or_else(|| self.missing_certificate_warning(origin)).into_iter().collect()
     }
 
     /// Returns the warnings about an object in force, one per line; `None` if it has none.
@@ -336,9 +335,9 @@ impl ObjectStore {
     }
 
     /// Returns a warning for each namespace with another default policy than the `MeshConfig` sets for it.
-    pub(super) fn mode_warnings(&self) -> Vec<Warning> {
+    pub(super) fn default_policy_warnings(&self) -> Vec<Warning> {
         let Some(config) = self.own_config() else { return Vec::new() };
-        let mode_warning = |(name, annotated): (&Name, &AdmissionSettings)| {
+        let policy_warning = |(name, annotated): (&Name, &AdmissionSettings)| {
             let default_policy = annotated.default_policy?;
             let configured = config
                 .namespaces
@@ -360,7 +359,7 @@ impl ObjectStore {
                 hint: "remove one of the two".to_owned(),
             })
         };
-        self.namespace_admission.iter().filter_map(mode_warning).collect()
+        self.namespace_admission.iter().filter_map(policy_warning).collect()
     }
 }
 

@@ -5,7 +5,8 @@ use leno_model::{Object, ObjectKey, RouteGroupName, TargetRule};
 use super::ObjectStore;
 
 impl ObjectStore {
-    /// Returns the first missing reference of a valid object; `None` if all targets exist.
+    /// Returns the field and the problem of the first missing reference of a valid object; `None` if all referenced
+    /// objects exist.
     pub(super) fn missing_reference(&self, object: &Object) -> Option<String> {
         let missing_reference = match object {
             Object::TrafficSplit(split) => {
@@ -15,8 +16,9 @@ impl ObjectStore {
                 });
                 let root = ("spec.service".to_owned(), &split.root.service);
                 let mut services = [root].into_iter().chain(backends);
-                let missing_service = services
-                    .find_map(|(field, service)| Some((field, self.missing_part(service, None)?)));
+                let missing_service = services.find_map(|(field, service)| {
+                    Some((field, self.missing_target(service, None)?))
+                });
                 let groups = split.groups.iter().flatten();
                 missing_service.or_else(|| self.missing_group("spec.matches", groups))
             }
@@ -38,6 +40,7 @@ impl ObjectStore {
         missing_reference.map(|(field, problem)| format!("{field}: {problem}"))
     }
 
+    /// Returns `field` and the problem if one of the groups does not exist.
     fn missing_group<'a>(
         &self,
         field: &str,

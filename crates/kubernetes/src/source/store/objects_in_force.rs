@@ -29,7 +29,7 @@ impl ObjectsInForce {
         self.objects.get(origin).map(|stored_object| &stored_object.object)
     }
 
-    /// Stores a valid version; returns the keys that may have changed.
+    /// Stores a valid version of a custom resource. Returns the keys for which another object may be in force now.
     pub(super) fn store_version(
         &mut self,
         origin: &ObjectOrigin,
@@ -95,7 +95,8 @@ impl ObjectsInForce {
         (in_force != origin).then(|| duplicate_rejection(&key, origin, in_force))
     }
 
-    /// Returns the custom resource of the object that is in force for a key.
+    /// Returns the custom resource that is in force for a key: the oldest, or of equally old resources the first by
+    /// kind and name.
     pub(super) fn origin_in_force(&self, key: &ObjectKey) -> Option<&ObjectOrigin> {
         let creation_time = |origin: &&ObjectOrigin| {
             self.objects.get(origin).map(|stored_object| stored_object.created)

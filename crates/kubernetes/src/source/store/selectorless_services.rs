@@ -56,7 +56,7 @@ impl SelectorlessServices {
         self.workloads.get(name)
     }
 
-    /// Returns the workloads from a name on.
+    /// Returns the workloads, sorted by name, that start with `first_name`.
     pub(super) fn workloads_from(
         &self,
         first_name: WorkloadName,
@@ -103,6 +103,7 @@ impl SelectorlessServices {
         let mut is_uniform = true;
         service.ports.retain_mut(|port| {
             let TargetPort::Name(name) = &port.target else { return true };
+            // No endpoint has the port.
             let Some(numbers) = numbers_by_port_name.get(name) else { return false };
             is_uniform &= numbers.len() == 1;
             let first_number = numbers.keys().next().copied();
@@ -155,8 +156,8 @@ impl SelectorlessServices {
     }
 }
 
-/// Returns the pod with each of its addresses; nothing for pods in the host network, which share the node's
-/// address, and for the proxies of gateways, which have no application.
+/// Returns the pod with each of its addresses. Returns no addresses for pods in the host network, which share the
+/// node's address, and for the proxies of gateways, which have no application.
 fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     let has = |label: &str| pod.labels.contains_key(label);
     let is_own = !has(NODE_NETWORK_LABEL) && !has(GATEWAY_LABEL);

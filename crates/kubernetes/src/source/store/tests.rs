@@ -32,7 +32,10 @@ fn watched_kinds() -> Vec<WatchedKind> {
 }
 
 fn kind_index(kind: &str, group: &str) -> usize {
-    let has_kind = |watched: &WatchedKind| matches!(watched, WatchedKind::Custom(watched) if watched.kind == kind && watched.group == group);
+    let has_kind = |watched: &WatchedKind| match watched {
+        WatchedKind::Custom(watched) => watched.kind == kind && watched.group == group,
+        _ => false,
+    };
     watched_kinds().iter().position(has_kind).unwrap()
 }
 
@@ -203,7 +206,7 @@ fn a_complete_list_removes_objects_that_it_does_not_contain() {
         store.apply_event(PODS, pod_event(name, json!({})));
     }
     store.flush();
-    // An interrupted list, started again.
+    // An interrupted list removes nothing. The list starts again.
     store.apply_event(PODS, WatchEvent::ListStarted);
     store.apply_event(PODS, pod_event("a", json!({})));
     store.apply_event(PODS, WatchEvent::Unavailable("reset".to_owned()));
@@ -334,7 +337,7 @@ fn annotations_of_namespaces_apply_unless_the_mesh_config_lists_the_namespace() 
     let config = updated_config(Some(update));
     assert_eq!(default_policy(&config, "bank"), DefaultPolicy::Deny);
     assert_eq!(default_policy(&config, "shop"), DefaultPolicy::Deny);
-    // An invalid value is ignored; without a previous valid one the default policy is `deny`.
+    // An invalid value is ignored. If there is no previous valid value, the default policy is `deny`.
     store.apply_event(NAMESPACES, namespace_event("shop", "permisive"));
     store.apply_event(NAMESPACES, namespace_event("new", "permisive"));
     let update = store.flush().unwrap();
@@ -373,7 +376,7 @@ fn an_invalid_annotation_does_not_change_a_known_namespace() {
     assert_eq!(admission_after("wv", json!({}), 0), None);
     assert_eq!(admission_after("wv", json!({mtls: "yes"}), 1), None);
     assert_eq!(admission_after("wv", json!({mtls: "yes", default_policy: "Deny"}), 2), None);
-    // Each annotation counts by itself.
+    // An invalid annotation does not affect the valid one.
     let strict = AdmissionSettings { default_policy: Some(DefaultPolicy::Deny), mtls: None };
     assert_eq!(
         admission_after("wv", json!({mtls: "yes", default_policy: "deny"}), 1),
@@ -403,7 +406,7 @@ fn an_annotation_that_is_invalid_from_the_start_means_the_strictest_value() {
     assert_eq!(admission_of("b", json!({mtls: "yes"})), settings(None, strict_mtls));
     let audit = json!({default_policy: "dry-run", mtls: "yes"});
     assert_eq!(admission_of("c", audit), settings(Some(DefaultPolicy::DryRun), strict_mtls));
-    // It stays so until it is corrected.
+    // Another invalid value does not change the strictest value.
     assert_eq!(admission_of("a", json!({default_policy: "Dry-run"})), settings(strict, None));
     assert_eq!(
         admission_of("a", json!({default_policy: "dry-run"})),
@@ -567,7 +570,7 @@ fn the_status_of_a_policy_reports_missing_targets_and_conflicts() {
     let in_force =
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs"), PROGRAMMED];
     assert_eq!(first_conditions(&mut store), in_force);
-    // Another one is first in alphabetical order, and is in force alone.
+    // Of two policies of the same age, the one with the first name in alphabetical order is in force.
     store.apply_event(kind, outlier_detection("a", web_targets()));
     let statuses = store.changed_statuses().unwrap();
     let conditions = statuses.iter().map(|status| match &status.content {
@@ -580,7 +583,7 @@ fn the_status_of_a_policy_reports_missing_targets_and_conflicts() {
     assert_eq!(conditions[0], ("True", "Accepted", "in force".to_owned()));
     let conflict = "OutlierDetection shop/a takes precedence at all of its targets".to_owned();
     assert_eq!(conditions[1], ("False", "Conflicted", conflict));
-    // One of two targets is missing: the other one counts.
+    // If one of two targets is missing, the policy applies to the other one.
     store.apply_event(
         kind,
         outlier_detection(
@@ -632,7 +635,7 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
         assert_eq!((conditions[0].0, conditions[0].1), ("Accepted", "True"));
         (conditions[1].0, conditions[1].1, conditions[1].2)
     };
-    // It is the default of a backend without such a policy.
+    // The policy of `web` also applies to a backend without such a policy.
     assert_eq!(programmed(&mut store), PROGRAMMED);
     store.apply_event(kind, outlier_detection("own", "next"));
     let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has its own policy, such as OutlierDetection shop/own";
@@ -904,10 +907,10 @@ fn pods_without_a_sidecar_are_sent_once_a_pod_of_their_service_has_one() {
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
     store.apply_event(PODS, meshed());
     assert_eq!(sorted(store.flush()), ["+ Workload shop/meshed", "+ Workload shop/plain"]);
-    // Clients keep connections to the service when the last sidecar is gone.
+    // When the last sidecar is gone, the other pods remain, because clients still have connections to the service.
     store.apply_event(PODS, removal_event("shop", "meshed"));
     assert_eq!(describe_update(store.flush()), ["- Workload shop/meshed"]);
-    // In another order, as after a start of the control plane.
+    // After a start of the control plane, the objects come in another order.
     let mut store = listed_store();
     store.apply_event(PODS, meshed());
     store.apply_event(PODS, unmeshed());
@@ -931,7 +934,7 @@ fn host_network_pods_are_sent_once_a_pod_of_their_service_has_a_sidecar() {
         WatchEvent::Applied(Box::new(ConvertedObject::from_pod(host_network_pod))),
     );
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
-    // Its image cannot be pulled.
+    // A pod that never becomes ready, as if its image cannot be pulled, also brings its Service into the mesh.
     let mut broken = pod_event("broken", json!({}));
     if let WatchEvent::Applied(converted) = &mut broken
         && let Some(MeshItem::Pod(Ok(member))) = &mut converted.item

@@ -27,7 +27,7 @@ pub(super) struct ZonePreferences {
 }
 
 impl ObjectStore {
-    /// Updates the zone of a node; `None` for a node without a zone or a deleted one.
+    /// Updates the zone of a node; `None` for a deleted node or a node without a zone.
     pub(super) fn apply_node(&mut self, node: &str, zone: Option<String>) {
         let previous_zone = match zone.clone() {
             Some(zone) => self.zone_preferences.zones_by_node.insert(node.to_owned(), zone),

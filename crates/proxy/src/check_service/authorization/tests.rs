@@ -1,6 +1,6 @@
 //! Check requests and responses of authorization services.
 
-use super::super::protobuf::{Flag, HeaderValue, Status};
+use super::super::protobuf::{BoolValue, HeaderValue, Status};
 use super::*;
 
 fn header_option(
@@ -10,7 +10,7 @@ fn header_option(
     append_action: i32,
 ) -> HeaderValueOption {
     let header = HeaderValue { key: key.to_owned(), value: value.to_owned(), raw_value: vec![] };
-    let append = append.map(|value| Flag { value });
+    let append = append.map(|value| BoolValue { value });
     HeaderValueOption { header: Some(header), append, append_action }
 }
 
@@ -29,7 +29,7 @@ fn edit_lines(edits: &HeaderEdits) -> Vec<String> {
 
 #[test]
 fn an_allowed_request_has_the_changes_of_the_service() {
-    let allow_message = Okay {
+    let allow_message = OkResponse {
         headers: vec![
             header_option("X-User", "ann", None, 0),
             header_option("x-role", "reader", Some(true), 0),
@@ -37,7 +37,7 @@ fn an_allowed_request_has_the_changes_of_the_service() {
         ],
         headers_to_remove: vec!["Cookie".to_owned(), "host".to_owned()],
         response_headers_to_add: vec![header_option("x-told", "yes", None, 0)],
-        ..Okay::default()
+        ..OkResponse::default()
     };
     let status = Some(Status { code: 0 });
     let response =
@@ -52,13 +52,19 @@ fn an_allowed_request_has_the_changes_of_the_service() {
     let bare_response = CheckResponse::default();
     assert!(matches!(parse_response(&bare_response), Ok(AuthorizationResult::Allowed { .. })));
     for invalid in [
-        Okay { query_parameters_to_remove: vec!["a".to_owned()], ..Okay::default() },
-        Okay { headers: vec![header_option("content-length", "1", None, 0)], ..Okay::default() },
-        Okay { headers: vec![header_option("x-a", "b\r\nc: d", None, 0)], ..Okay::default() },
-        Okay { headers: vec![header_option("x-a", "b", None, 9)], ..Okay::default() },
-        Okay {
+        OkResponse { query_parameters_to_remove: vec!["a".to_owned()], ..OkResponse::default() },
+        OkResponse {
+            headers: vec![header_option("content-length", "1", None, 0)],
+            ..OkResponse::default()
+        },
+        OkResponse {
+            headers: vec![header_option("x-a", "b\r\nc: d", None, 0)],
+            ..OkResponse::default()
+        },
+        OkResponse { headers: vec![header_option("x-a", "b", None, 9)], ..OkResponse::default() },
+        OkResponse {
             response_headers_to_add: vec![header_option("x-a", "b", None, 1)],
-            ..Okay::default()
+            ..OkResponse::default()
         },
     ] {
         let response = CheckResponse { ok: Some(invalid), ..CheckResponse::default() };
@@ -70,7 +76,11 @@ fn an_allowed_request_has_the_changes_of_the_service() {
 fn a_denied_request_gets_the_response_of_the_service() {
     let deny_message = |code, headers, body: &str| CheckResponse {
         status: Some(Status { code: 7 }),
-        denied: Some(Denied { status: Some(Status { code }), headers, body: body.to_owned() }),
+        denied: Some(DeniedResponse {
+            status: Some(Status { code }),
+            headers,
+            body: body.to_owned(),
+        }),
         ..CheckResponse::default()
     };
     let denied_response = deny_message(
@@ -100,7 +110,8 @@ fn a_denied_request_gets_the_response_of_the_service() {
     };
     assert_eq!((response.status, response.headers), (Some(401), Vec::new()));
     // An error of the service itself does not allow the request.
-    let failed = CheckResponse { error: Some(Denied::default()), ..CheckResponse::default() };
+    let failed =
+        CheckResponse { error: Some(DeniedResponse::default()), ..CheckResponse::default() };
     assert!(parse_response(&failed).is_err());
     let bare_response =
         CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };

@@ -62,7 +62,7 @@ fn the_domain_is_read_from_the_search_list() {
         "nameserver 10.96.0.10\nsearch shop.svc.corp.example svc.corp.example corp.example\n";
     assert_eq!(domain_from_search_list(text).as_deref(), Some("corp.example"));
     assert_eq!(domain_from_search_list("search example.com\n"), None);
-    // A namespace of the same name; also tabs, and only the last list counts.
+    // The namespace has the name `svc`. Tabs separate words as well, and only the last list counts.
     let text = "search a.svc.old svc.old\n\tsearch\tsvc.svc.cluster.local\tSVC.cluster.local. cluster.local";
     assert_eq!(domain_from_search_list(text).as_deref(), Some("cluster.local"));
     assert_eq!(domain_from_search_list("search a.svc.old svc.old\nsearch example.com\n"), None);

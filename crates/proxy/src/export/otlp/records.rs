@@ -14,8 +14,8 @@ use prost::Message;
 use crate::access_log;
 use crate::request_trace::TraceEntry;
 
-/// Encodes a batch as `Export` requests of about [`MAX_REQUEST_BYTES`] at most. Returns each request with the
-/// number of its records.
+/// Encodes a batch as `Export` requests. Each request ends with the record that reaches [`MAX_REQUEST_BYTES`]. Returns
+/// each request with the number of its records.
 pub(in crate::export) fn encode_requests(
     resource_identity: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
@@ -81,7 +81,8 @@ fn build_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
 }
 
 /// Returns the number and text of the severity: a warning if the client caused the failure or the status is
-/// 4xx, an error for other failures, and information otherwise.
+/// 4xx, an error for other failures, and information otherwise. The numbers are those of the OpenTelemetry log data
+/// model.
 fn log_severity(trace_entry: &TraceEntry) -> (i32, &'static str) {
     let outcome = &trace_entry.outcome;
     let client_reasons = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);

@@ -19,6 +19,7 @@ pub(crate) struct BufferMemory {
 
 /// The memory used by one body.
 pub(super) struct BufferReservation {
+    /// The number of reserved bytes.
     bytes: usize,
     client: IpAddr,
     memory: Rc<BufferMemory>,

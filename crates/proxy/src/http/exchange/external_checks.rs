@@ -136,7 +136,7 @@ impl Exchange<'_, '_> {
             changes.add_edits(check_changes.request, check_changes.response);
         }
         let checked_client =
-            CheckedClient { account: self.caller_account(), address: self.session.peer.ip() };
+            CheckedClient { account: self.client_account(), address: self.session.peer.ip() };
         for (limit_rule, descriptors) in checks.required_limits(view, checked_client) {
             let check_changes = self.call_rate_limit(limit_rule, descriptors, view).await?;
             changes.add_edits(check_changes.request, check_changes.response);
@@ -244,6 +244,7 @@ impl Exchange<'_, '_> {
                 worker.metrics.add(Count::GlobalLimitDenied, 1);
                 let (policy, response) =
                     (Some(limit_rule.policy_decision()), Some(Arc::new(response)));
+                // `Retry-After` is in whole seconds, and 0 would permit an immediate retry.
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
                 Err(Failure { policy, response, retry_after, ..Reason::RateLimited.into() })
             }

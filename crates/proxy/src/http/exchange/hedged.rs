@@ -152,6 +152,7 @@ impl Exchange<'_, '_> {
             RaceResult::FirstAttempt(outcome) => return outcome,
             RaceResult::SecondAttempt(hedge_response) => *hedge_response,
         };
+        // The retry slot is held until the response is complete.
         let HedgeResponse {
             upstream,
             outcome_guard,
@@ -247,6 +248,7 @@ impl Exchange<'_, '_> {
                     (None, Some(reason)) => {
                         return Poll::Ready(RaceResult::FirstAttempt(Err(reason)));
                     }
+                    // The second attempt failed or was not made, and the first is still pending.
                     (None, None) => {}
                 }
             }
@@ -259,6 +261,7 @@ impl Exchange<'_, '_> {
             }
         })
         .await;
+        // After a disconnect, the client has canceled the attempts, and not this sidecar.
         if !matches!(race_result, RaceResult::FirstAttempt(Err(Reason::DownstreamClosed))) {
             let _attempt_scope = cancel::AttemptScope;
             cancel::AttemptScope::mark_abandoned();
@@ -277,8 +280,10 @@ struct HedgedAttempt<'a> {
     request_head: Bytes,
     /// The buffered body, if there is one.
     body_buffer: Option<Rc<ReplayBuffer>>,
+    /// The service with the retry budget to which the attempt is charged; `None` if the request has no service.
     service: Option<ServiceName>,
     actions: Option<Arc<CompiledActions>>,
+    /// True for a gRPC call, in which the gRPC status decides about an error.
     is_grpc: bool,
     hedge_state: Rc<HedgeState>,
 }

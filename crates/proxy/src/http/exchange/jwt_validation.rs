@@ -19,6 +19,7 @@ use crate::worker::Worker;
 /// The verified claims of a request's tokens.
 #[derive(Default)]
 pub(super) struct TokenClaims {
+    /// The claims of each verification. One token may be at several locations, or be subject to several policies.
     claims: Vec<Map<String, Value>>,
     /// The only token of the request; `None` before a token was found.
     token: Option<String>,
@@ -162,6 +163,7 @@ fn find_token<'a>(
             let is_scheme_end =
                 |token_part: &&str| scheme == prefix || token_part.starts_with(char::is_whitespace);
             let token_part = token_part.filter(is_scheme_end);
+            // Joined values of another length are those of several headers.
             if joined_similar.is_some_and(|joined| joined.len() != value.len()) {
                 return Err(JwtError::Malformed);
             }

@@ -122,10 +122,11 @@ impl Exchange<'_, '_> {
                 let endpoints = priorities.serving_endpoints(worker, cluster, avoided_endpoint);
                 let endpoint = endpoints
                     .iter()
-                    .find(|candidate| candidate.has_same_address(&pinned_to.endpoint))?;
+                    .find(|candidate| candidate.is_same_upstream(&pinned_to.endpoint))?;
                 session_endpoint(worker, endpoint, cluster, avoided_endpoint)
                     .map(AttemptTarget::Upstream)
             }
+            // The route has changed between the application and endpoints.
             _ => None,
         }
     }

@@ -110,6 +110,7 @@ impl Exchange<'_, '_> {
             if !self.run_while_connected(newer_endpoint).await? {
                 break;
             }
+            // Without an endpoint, no attempt was made.
             if failure.reason != Reason::NoEndpoint {
                 self.prepare_next_attempt(true);
             }

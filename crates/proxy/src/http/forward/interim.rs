@@ -108,7 +108,7 @@ impl PendingResponse {
     }
 }
 
-/// The reason for a missing response, and the HTTP/2 code with which its stream was reset.
+/// The reason for a missing response, and the HTTP/2 code with which its stream was reset, if it was.
 pub(crate) struct MissingResponse {
     pub(crate) reason: Reason,
     pub(crate) reset_code: Option<ResetCode>,

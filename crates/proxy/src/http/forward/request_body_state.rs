@@ -40,7 +40,7 @@ impl RequestBodyState {
         }
     }
 
-    /// Returns the state after the end of the request's body, or the reason for which the exchange is broken.
+    /// Returns the state after the end of the request's body, or the reason why the exchange fails.
     pub(super) fn after_body(
         outcome: Result<(), ForwardError>,
         response_started: bool,

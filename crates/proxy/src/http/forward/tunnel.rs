@@ -38,6 +38,7 @@ pub(super) async fn forward_client(
         let idle_timeout = session.worker.config.limits.idle_connection;
         tokio::select! {
             () = upstream.wait_until_gone() => {}
+            // The upstream sends no more, so the client's bytes stand for both directions.
             () = wait_for_silence(idle_timeout, recorder.bytes, recorder.bytes) => {}
         }
     };

@@ -26,6 +26,7 @@ use crate::worker::Worker;
 pub(super) struct PendingQueue {
     /// Held by the first request in the queue. The lock is fair, so requests get it in order of arrival.
     turn_lock: Mutex<()>,
+    /// The number of requests in the queue.
     length: Cell<usize>,
 }
 
@@ -48,6 +49,7 @@ impl Drop for QueuePosition<'_> {
 /// The attempts to open another connection. They continue after the request that started them has ended.
 #[derive(Default)]
 pub(super) struct ConnectionAttempts {
+    /// The number of attempts that have not ended.
     in_progress: Cell<usize>,
     /// The last attempt, if it failed.
     last_failure: Cell<Option<FailedConnect>>,
@@ -138,11 +140,13 @@ impl Http2Pool {
                 {
                     return Ok(checkout);
                 }
+                // The failure no longer concerns this request, so another attempt may start.
                 request.waiting_since = Instant::now();
                 continue;
             }
             match shared_failure {
                 Some(failure) if attempts.in_progress.get() == 0 => return Err(failure.reason),
+                // An attempt in progress may still succeed.
                 Some(_) => {}
                 None => self.start_attempts(&request),
             }

@@ -246,6 +246,7 @@ fn read_split(
         };
         let uses_caller_tags = tags.values().any(|value| *value == TagValue::SameAsCaller);
         let weight = match route_fields.find("weight") {
+            // The weight of a route to instances with the caller's own tags is ignored.
             _ if uses_caller_tags => Some(100),
             Some(field) => Some(field.read_number(0, i32::MAX.unsigned_abs())?),
             None => None,

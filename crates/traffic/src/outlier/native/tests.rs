@@ -32,7 +32,7 @@ fn failed_request(now: u64, probe: bool) -> RequestResult {
 fn ejected_detector() -> (NativeDetector, Vec<EjectionEvent>) {
     let mut detector = NativeDetector::new(ejection_rule(), 2);
     let mut events = Vec::new();
-    detector.record_outcome(0, failed_request(0, false), &mut events);
+    detector.record_result(0, failed_request(0, false), &mut events);
     detector.advance_time(Duration::from_secs(1), 0, &mut events);
     assert_eq!(detector.endpoint_state(0), EjectionState::Ejected);
     (detector, events)
@@ -43,7 +43,7 @@ fn jitter_shortens_an_ejection_by_at_most_its_share() {
     for (random, expected_ms) in [(0, 30_000), (u64::MAX / 2, 22_500), (u64::MAX, 15_000)] {
         let mut detector = NativeDetector::new(ejection_rule(), 2);
         let mut events = Vec::new();
-        detector.record_outcome(0, failed_request(0, false), &mut events);
+        detector.record_result(0, failed_request(0, false), &mut events);
         detector.advance_time(Duration::from_secs(1), random, &mut events);
         let [
             EjectionEvent::Ejected {
@@ -62,7 +62,7 @@ fn jitter_shortens_an_ejection_by_at_most_its_share() {
 #[test]
 fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
     let (mut detector, mut events) = ejected_detector();
-    detector.record_outcome(1, failed_request(2, false), &mut events);
+    detector.record_result(1, failed_request(2, false), &mut events);
     assert!(
         !detector.is_ejection_prevented(1),
         "the failure rate is evaluated at the end of the bucket"
@@ -83,10 +83,10 @@ fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
     };
     let mut detector = NativeDetector::new(rule, 2);
     for (second, is_ejection_prevented) in [(0, false), (0, true), (1, true)] {
-        detector.record_outcome(0, failed_request(second, false), &mut events);
+        detector.record_result(0, failed_request(second, false), &mut events);
         assert_eq!(detector.is_ejection_prevented(0), is_ejection_prevented);
     }
-    detector.record_outcome(
+    detector.record_result(
         0,
         RequestResult { failed: false, ..failed_request(1, false) },
         &mut events,
@@ -94,8 +94,8 @@ fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
     detector.advance_time(Duration::from_secs(2), 0, &mut events);
     assert!(!detector.is_ejection_prevented(0));
     // No results for longer than a window.
-    detector.record_outcome(0, failed_request(2, false), &mut events);
-    detector.record_outcome(0, failed_request(2, false), &mut events);
+    detector.record_result(0, failed_request(2, false), &mut events);
+    detector.record_result(0, failed_request(2, false), &mut events);
     assert!(detector.is_ejection_prevented(0));
     detector.advance_time(Duration::from_secs(30), 0, &mut events);
     assert!(!detector.is_ejection_prevented(0));
@@ -141,10 +141,10 @@ fn one_probe_runs_at_a_time_and_an_inconclusive_probe_is_repeated() {
     detector.release_request(0);
     assert_eq!(detector.endpoint_state(0), EjectionState::Probe);
     // A request from before the ejection ends now.
-    detector.record_outcome(0, failed_request(32, false), &mut events);
+    detector.record_result(0, failed_request(32, false), &mut events);
     assert_eq!(detector.endpoint_state(0), EjectionState::Probe);
     assert!(detector.start_request(0));
-    detector.record_outcome(0, failed_request(32, true), &mut events);
+    detector.record_result(0, failed_request(32, true), &mut events);
     assert_eq!(detector.endpoint_state(0), EjectionState::Ejected);
     assert_eq!(events.len(), 2);
 }

@@ -203,7 +203,7 @@ fn plausible_kind(kind: u8, stream: u32, link_under_test: &LinkUnderTest) -> u8 
     match state.map(|state| state.receive_direction.clone()) {
         Some(direction) if direction.is_ended() => 6,
         Some(mut direction) if matches!(kind, 3..=5) => {
-            if direction.check_data(false).is_ok() {
+            if direction.accept_data(false).is_ok() {
                 4
             } else {
                 3

@@ -85,6 +85,7 @@ impl SampleCounts {
     fn new(measured_from_ms: u64, measured_duration: Duration) -> Self {
         Self {
             measured_from_ms,
+            // Half of the maximum, so that the sum does not overflow.
             measured_until_ms: measured_from_ms
                 + u64::try_from(measured_duration.as_millis()).unwrap_or(u64::MAX / 2),
             response_count: 0,

@@ -122,7 +122,8 @@ pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Opti
     })
 }
 
-/// Returns the cost of changes, as machine-independent counts; `None` if no changes were measured.
+/// Returns the cost of changes in counts that do not depend on the speed of the machine; `None` if no changes were
+/// measured.
 pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     let changed_meshes: Vec<(&MeshSize, &MeshChanges)> =
         meshes.iter().filter_map(|mesh| Some((mesh, mesh.changes.as_ref()?))).collect();
@@ -137,8 +138,13 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     };
     let mut rows = Vec::new();
     for (mesh, changes) in changed_meshes {
-        let moves = format!("a moved endpoint with {} clients", changes.users);
-        rows.push(build_row(mesh, &moves, changes.endpoint_recipients, changes.endpoint_bytes));
+        let moved_endpoint = format!("a moved endpoint with {} clients", changes.users);
+        rows.push(build_row(
+            mesh,
+            &moved_endpoint,
+            changes.endpoint_recipients,
+            changes.endpoint_bytes,
+        ));
         if mesh.mode == BenchDefaultPolicy::Deny {
             rows.push(build_row(
                 mesh,

@@ -40,13 +40,14 @@ impl<'a> PolicyContext<'a> for ConflictContext<'a, '_> {
 
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
         let store = self.store;
+        // An unknown service or port may share workloads with another service.
         let Some(definition) = store.services.get(service) else { return true };
         let Some(service_port) = definition.ports.iter().find(|candidate| candidate.port == port)
         else {
             return true;
         };
         let mut endpoints = store.endpoints_of(definition).peekable();
-        // Future pods are unknown.
+        // Without pods, it is unknown which services will select them.
         endpoints.peek().is_none()
             || endpoints.any(|workload| {
                 let other_services = store.services.may_select(workload);

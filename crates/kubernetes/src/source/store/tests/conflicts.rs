@@ -348,7 +348,7 @@ fn the_older_object_of_each_kind_takes_precedence_whatever_its_name() {
                     .find(|status| status.target.name == name)
                     .map(|status| format!("{:?} {:?}", status.content, status.conflict))
             };
-            // The loser reports the winner; no report on the winner.
+            // The status of the newer object names the older one. The status of the older object names no conflict.
             let newer_status = describe_status(newer).unwrap_or_default();
             assert!(
                 newer_status.contains(&format!("shop/{older}")),

@@ -40,7 +40,7 @@ fn an_access_cert_has_no_status_before_its_outcome_is_known() {
         custom_event(kind, "a", CREATED, cert_spec("shop", &["batch.corp.example"])),
     );
     assert_eq!(first_status(&mut store), None);
-    let desired = store.external_principals().certificates[0].clone();
+    let desired = store.external_principals().requests[0].clone();
     assert_eq!(desired.id.to_string(), "leno://cluster.local/guest/shop/batch-tls");
     let outcomes =
         |outcome: Result<(), String>| Arc::new([(desired.owner.uid.clone(), outcome)].into());
@@ -50,7 +50,7 @@ fn an_access_cert_has_no_status_before_its_outcome_is_known() {
     assert_eq!(first_status(&mut store), Some(Ok(())));
     store.apply_event(kind, removal_event("shop", "a"));
     store.validate_external_principals();
-    assert_eq!(store.external_principals().certificates, []);
+    assert_eq!(store.external_principals().requests, []);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn forbidden_access_certs_are_reported_and_not_issued() {
         store.apply_event(kind, custom_event(kind, "a", CREATED, spec));
         let reason = first_status(&mut store).unwrap().unwrap_err();
         assert!(reason.contains(expected), "{reason}");
-        assert_eq!(store.external_principals().certificates, []);
+        assert_eq!(store.external_principals().requests, []);
     }
     // Without permission, and of another trust domain.
     let mut store = listed_store();
@@ -81,7 +81,7 @@ fn forbidden_access_certs_are_reported_and_not_issued() {
         custom_event(kind, "a", CREATED, cert_spec("shop", &["a.shop.prod.example"])),
     );
     store.validate_external_principals();
-    assert_eq!(store.external_principals().certificates.len(), 1);
+    assert_eq!(store.external_principals().requests.len(), 1);
     store.set_trust_domain(TrustDomain::new("shop.prod.example").unwrap());
     assert!(first_status(&mut store).unwrap().is_err());
 }
@@ -102,14 +102,14 @@ fn the_settings_of_another_mesh_request_a_certificate_for_an_ingress_controller(
     store.apply_event(kind, event);
     store.validate_external_principals();
     assert_eq!(
-        store.external_principals().certificates[0].owner.to_string(),
+        store.external_principals().requests[0].owner.to_string(),
         "MeshConfig osm-system/osm-mesh-config"
     );
     assert!(store.flush().unwrap().warnings.is_empty());
     let (kind, event) = gateway("osm-system");
     store.apply_event(kind, event);
     store.validate_external_principals();
-    assert_eq!(store.external_principals().certificates, []);
+    assert_eq!(store.external_principals().requests, []);
     let warnings: Vec<String> =
         store.flush().unwrap().warnings.iter().map(ToString::to_string).collect();
     assert_eq!(

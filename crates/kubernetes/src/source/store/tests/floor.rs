@@ -60,7 +60,7 @@ fn annotations_below_the_floor_have_no_effect_and_are_reported() {
              the MeshConfig, and strict is in force; remove the annotation",
         ]
     );
-    // An event on each of the two.
+    // The Pod and the Namespace get an event each.
     let statuses = store.changed_statuses().unwrap();
     let kinds: Vec<&str> = statuses
         .iter()
@@ -68,7 +68,7 @@ fn annotations_below_the_floor_have_no_effect_and_are_reported() {
         .map(|status| status.target.kind)
         .collect();
     assert_eq!(kinds, ["Pod", "Namespace"]);
-    // In an exempt namespace they apply.
+    // The annotations apply in a namespace that is exempt from the floor.
     set_floor(&mut store, json!({"mtls": "strict", "exceptNamespaces": ["shop"]}));
     assert_eq!(update_warnings(store.flush()), [""; 0]);
     let shop = Name::new("shop").unwrap();
@@ -92,7 +92,7 @@ fn injection_and_exclusion_settings_below_the_floor_are_reported() {
     assert_eq!(subjects, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
     assert!(warnings[2].contains("leno.dev/injection disables the sidecar"), "{warnings:?}");
     assert!(store.injection_floor().exclusions_forbidden);
-    // In a namespace without injection no sidecar is required.
+    // The floor requires no sidecar in a namespace without injection.
     store.apply_event(NAMESPACES, removal_event("", "shop"));
     assert_eq!(store.flush().unwrap().warnings.len(), 1);
 }

@@ -88,7 +88,7 @@ fn listed_endpoints_are_sent_if_a_gateway_routes_to_them() {
     store.apply_event(slices, slice("10.0.0.2"));
     let expected_changes = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
     assert_eq!(describe_update(store.flush()), expected_changes);
-    // A slice that lists pods of another namespace is not used either.
+    // The address of a pod of another namespace is not used.
     let pod_with_listed_address = |namespace: &str| {
         let pod = json!({
             "metadata": {"name": "a", "namespace": namespace}, "spec": {"containers": []},
@@ -104,7 +104,7 @@ fn listed_endpoints_are_sent_if_a_gateway_routes_to_them() {
     assert_eq!(describe_update(Some(update)), ["- Workload shop/db-1.10-0-0-2"]);
     store.apply_event(PODS, removal_event("bank", "a"));
     assert_eq!(describe_update(store.flush()), ["+ Workload shop/db-1.10-0-0-2"]);
-    // The Service selects pods now: endpoints of slices are no longer used.
+    // When the Service selects pods, endpoints of slices are no longer used.
     store.apply_event(SERVICES, service_event("db", 8080));
     store.resolve_gateways();
     assert_eq!(
@@ -149,7 +149,7 @@ fn a_gateway_is_sent_after_its_secret_was_read() {
     store.resolve_gateways();
     assert!(store.progress().is_synced());
     assert_eq!(describe_update(store.flush()), ["+ Gateway shop/edge"]);
-    // Later updates do not wait for other Secrets; a forbidden kind causes a warning.
+    // Later updates do not wait for Secrets. That Secrets are forbidden causes a warning.
     store.apply_event(secrets, WatchEvent::Forbidden("no".to_owned()));
     store.resolve_gateways();
     assert!(store.flush().unwrap().warnings[0].to_string().starts_with("Secret:"));
@@ -199,7 +199,7 @@ fn only_gateways_wait_for_their_own_secrets() {
     store.apply_event(secrets, WatchEvent::SecretsReceived(store.referenced_secrets()));
     store.resolve_gateways();
     assert_eq!(describe_update(store.flush()), ["+ Gateway shop/a"]);
-    // It keeps its configuration until the new Secret has been read; others are not affected.
+    // A changed gateway keeps its configuration until its new Secret has been read. Other gateways do not wait.
     gateway(&mut store, "a", 444, Some("other"));
     assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
     gateway(&mut store, "b", 81, None);
@@ -277,7 +277,7 @@ fn a_policy_reports_endpoints_that_gateways_exclude() {
         enforced(&mut store),
         [enforced_condition.clone(), enforced_condition.clone(), enforced_condition.clone()]
     );
-    // A policy that allows rejects no request with `defaultPolicy: allow`.
+    // With `defaultPolicy: allow`, a policy that allows rejects no request, so it needs no sidecar.
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
     let not_enforced = (
         "False",
@@ -320,7 +320,7 @@ fn a_policy_is_not_enforced_if_a_gateway_reaches_the_pods_through_another_servic
     );
 }
 
-/// Sidecars exclude the same endpoints if a Service has one with a sidecar.
+/// Like gateways, sidecars exclude endpoints without a sidecar if a Service also has endpoints with a sidecar.
 #[test]
 fn a_policy_reports_endpoints_that_sidecars_exclude() {
     let limit = kind_index("RateLimit", "leno.dev");
@@ -342,7 +342,7 @@ fn a_policy_reports_endpoints_that_sidecars_exclude() {
         });
         condition.map(|condition| (condition.status, condition.message.clone())).unwrap()
     };
-    // A Service without any sidecar is reached as before.
+    // Sidecars do not route connections to a Service without any sidecar.
     assert_eq!(enforced(&mut store).0, "True");
     store.apply_event(PODS, pod_event("meshed", json!({})));
     let (status, message) = enforced(&mut store);

@@ -76,7 +76,7 @@ fn assert_opens_when_complete(mut store: ObjectStore) {
     assert_eq!(first_status(&mut store), Err(no_endpoints.to_owned()));
     store.apply_event(SERVICES, selecting_service("edge", "edge"));
     assert_eq!(first_status(&mut store), Err(no_endpoints.to_owned()));
-    // A pod in the host network has no address of its own.
+    // A pod in the host network has no address of its own, so it is no source.
     store.apply_event(PODS, controller_pod(true));
     let on_node = format!(
         "{no_endpoints}: its pods have the addresses of their nodes (hostNetwork); write an IPRange with those addresses"
@@ -94,7 +94,7 @@ fn assert_opens_when_complete(mut store: ObjectStore) {
 #[test]
 fn an_ingress_backend_admits_the_endpoints_of_a_service_without_a_selector() {
     for gateways in [true, false] {
-        // The Service and its slice exist before the policy, or come later.
+        // The Service and its slice come after the policy, or before it.
         for is_policy_first in [true, false] {
             let mut store = store_with_gateways_option(gateways);
             let kind = kind_index("IngressBackend", "policy.openservicemesh.io");

@@ -67,7 +67,7 @@ fn updated_service(update: &RegistryUpdate) -> Service {
 #[test]
 fn a_listed_address_of_a_meshed_pod_is_that_pod() {
     for gateways in [true, false] {
-        // In any order.
+        // The order of the objects makes no difference.
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
             let mut store = store_with_gateways_option(gateways);
             for step in order {
@@ -105,7 +105,7 @@ fn a_listed_address_of_a_meshed_pod_is_that_pod() {
                 "+ Service shop/hand",
             ];
             assert_eq!(describe_update(Some(update)), expected_changes, "{order:?}");
-            // It is no longer an endpoint.
+            // A pod that the slice no longer lists stays a workload, but it is no endpoint of the Service.
             store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("192.0.2.7", true)]));
             let update = store.flush().unwrap();
             assert!(!matches_selector(
@@ -113,7 +113,7 @@ fn a_listed_address_of_a_meshed_pod_is_that_pod() {
                 &updated_workload(&update, "shop/web-1").labels
             ));
             assert_eq!(describe_update(Some(update)), ["+ Workload shop/web-1"]);
-            // A listed pod that is not known yet is an endpoint without a sidecar until then.
+            // The address of a pod that is not known yet is an endpoint without a sidecar until the pod is known.
             let endpoints = [("10.1.0.2", true), ("192.0.2.7", true)];
             store.apply_event(slice_kind(), slice_event("hand-1", 8080, &endpoints));
             assert_eq!(describe_update(store.flush()), ["+ Workload shop/hand-1.10-1-0-2"]);
@@ -139,7 +139,7 @@ fn a_listed_address_of_a_meshed_pod_is_that_pod() {
     }
 }
 
-/// A slice lists a pod only when it is ready, which is too late to learn about its sidecar.
+/// A slice lists a pod only when the pod is ready. The Service has to be in the mesh before that.
 #[test]
 fn a_service_with_listed_pods_joins_with_the_first_sidecar_of_its_namespace() {
     let mut store = store_with_gateways_option(false);
@@ -155,7 +155,7 @@ fn a_service_with_listed_pods_joins_with_the_first_sidecar_of_its_namespace() {
     let expected_changes =
         ["+ Workload shop/hand-1.10-1-0-1", "+ Workload shop/web-2", "+ Service shop/hand"];
     assert_eq!(describe_update(Some(update)), expected_changes);
-    // Addresses that are not those of pods stay outside the mesh.
+    // Without a listed pod, the Service stays outside the mesh.
     let mut store = store_with_gateways_option(false);
     store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
     store.apply_event(SERVICES, selectorless_service());

@@ -135,8 +135,8 @@ fn endpoints_are_removed_with_the_last_of_several_routes() {
     assert!(contains_line(&describe_update(store.flush()), "- Workload shop/un-1"));
 }
 
-/// The sidecars of clients leave out such an endpoint while a policy applies that only its own sidecar
-/// enforces.
+/// Clients do not use an endpoint without a sidecar while a policy applies that only the endpoint's sidecar can
+/// enforce.
 #[test]
 fn a_policy_of_an_unmeshed_backend_is_not_enforced() {
     let mut store = listed_store();
@@ -203,14 +203,14 @@ fn a_route_between_services_without_sidecars_reports_that_it_has_no_effect() {
     assert_eq!(programmed_condition(&mut store, "r").0, PROGRAMMED);
     store.apply_event(PODS, removal_event("shop", "un-2"));
     assert_eq!(programmed_condition(&mut store, "r").0, "NoSidecars");
-    // So does a backend with a sidecar.
+    // With a backend that has a sidecar, the route has an effect.
     spec["rules"] = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
     store.apply_event(kind, custom_object(kind, &spec));
     assert_eq!(programmed_condition(&mut store, "r").0, PROGRAMMED);
     store.apply_event(PODS, removal_event("shop", "web-1"));
     store.apply_event(PODS, pod_event("web-2", json!({"labels": {"app": "web"}})));
     assert_eq!(programmed_condition(&mut store, "r").0, "NoSidecars");
-    // Future pods are unknown.
+    // A Service without pods has no such status, because its future pods may have sidecars.
     for name in ["un-1", "web-2"] {
         store.apply_event(PODS, removal_event("shop", name));
     }
@@ -231,7 +231,7 @@ fn a_route_with_the_matches_of_an_older_one_reports_that_it_has_no_effect() {
     let expected =
         "none of its rules has an effect: HTTPRoute shop/z has the same matches, and is older";
     assert_eq!((reason, message.as_str()), ("Overridden", expected));
-    // One rule of its own is enough.
+    // A route has an effect if at least one rule differs from those of the older route.
     let mut with_own_rule = route;
     with_own_rule["rules"].as_array_mut().unwrap().push(json!({
         "matches": [{"path": {"type": "Exact", "value": "/own"}}],

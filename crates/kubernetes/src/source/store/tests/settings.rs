@@ -49,7 +49,7 @@ fn settings_of_namespaces_that_the_operator_does_not_configure_are_ignored() {
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
         "inboundPortExclusionList": [80],
     });
-    // Regardless of its age and of other objects.
+    // The object is ignored although it is the oldest one, and with or without a permitted one.
     let early = settings_of_osm("shop", "2020-01-01T00:00:00Z", json!({"traffic": permissive}));
     let (kind, early) = early;
     store.apply_event(kind, early);
@@ -141,7 +141,7 @@ fn a_mesh_config_with_settings_replaces_the_settings_of_another_mesh() {
     store.apply_event(kind, event);
     assert_eq!(updated_config(store.flush()).egress, Egress::Deny);
     assert_eq!(store.ingress_gateways().count(), 1);
-    // One field in addition to the trust domain is enough.
+    // Any field other than the trust domain makes our MeshConfig replace the settings.
     for (spec, reported) in [
         (
             json!({"defaultPolicy": "deny"}),
@@ -166,7 +166,7 @@ fn a_mesh_config_with_settings_replaces_the_settings_of_another_mesh() {
         let warnings = update.map(|update| update.warnings).unwrap_or_default();
         let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
         assert_eq!(warnings, [reported], "{spec}");
-        // In an event, too.
+        // An event on the object reports it too.
         let statuses = store.changed_statuses().unwrap();
         let diagnostics: Vec<&String> =
             statuses.iter().filter_map(|status| status.diagnostic.as_ref()).collect();
@@ -230,7 +230,7 @@ fn ignored_strict_settings_are_reported_with_the_default_policy_of_the_mesh() {
         custom_event(own_kind, "mesh", CREATED, json!({"trustDomain": "prod.example"})),
     );
     assert_eq!(list_warnings(&mut store), expected);
-    // The operator sets a default policy.
+    // A default policy that the operator sets is intended, so the warning does not mention it.
     for default_policy in ["allow", "deny"] {
         store.apply_event(
             own_kind,
@@ -279,7 +279,7 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
         WatchEvent::Applied(Box::new(ConvertedObject::from_api_server_endpoints(object.unwrap())))
     };
     store.apply_event(slice, endpoints("192.0.2.7"));
-    // The addresses are not needed while egress is allowed.
+    // While egress is allowed, sidecars do not need the addresses.
     assert!(store.flush().is_none_or(|update| update.changes.is_empty()));
     let own_kind = kind_index("MeshConfig", "leno.dev");
     let apply_config = |store: &mut ObjectStore, spec: Value| {

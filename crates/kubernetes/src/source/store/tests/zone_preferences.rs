@@ -68,7 +68,7 @@ fn a_service_with_traffic_distribution_prefers_the_zone_of_the_client() {
     store.apply_event(SERVICES, service_with_distribution(json!("PreferClose")));
     let key = "TagRoute shop/web.traffic-distribution";
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
-    // Rules of users take precedence.
+    // A TagRoute of a user replaces the one that is derived from `trafficDistribution`.
     let kind = kind_index("TagRoute", "leno.dev");
     let written = json!({"service": "web", "preferSameTag": [{"tags": ["rack"]}]});
     store.apply_event(kind, custom_event(kind, "mine", "2025-01-01T00:00:00Z", written));
@@ -159,7 +159,7 @@ fn an_invalid_weight_is_reported_for_its_pod() {
     let statuses = store.changed_statuses().unwrap();
     let diagnostics: Vec<_> = statuses.iter().map(|status| status.diagnostic.is_some()).collect();
     assert_eq!(diagnostics, [true]);
-    // Unmeshed pods cause no warnings.
+    // A pod outside the mesh causes no warnings.
     let external_client = json!({"labels": {}, "annotations": {"leno.dev/weight": "heavy"}});
     store.apply_event(PODS, pod_event("a", external_client));
     assert_eq!(store.flush().unwrap().warnings, []);
@@ -184,7 +184,7 @@ fn unsupported_settings_are_reported_for_their_service_or_namespace() {
         [("Service shop/web".to_owned(), false), ("Namespace shop".to_owned(), true)]
     );
     assert!(statuses.iter().all(|status| status.content == StatusContent::NoStatus));
-    // The event disappears with its cause.
+    // The events disappear with their causes.
     store.apply_event(SERVICES, service_with_distribution(json!(null)));
     store.apply_event(NAMESPACES, namespace_event("shop", "deny"));
     assert_eq!(store.changed_statuses().unwrap(), []);
