@@ -1,4 +1,5 @@
-//! Fuzzes both ends of a discovery stream. The test that replays the corpus checks the same properties.
+//! Fuzzes both ends of a discovery stream, over which a control plane configures a sidecar. The test that replays the
+//! corpus checks the same properties.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

@@ -1,4 +1,5 @@
-//! Fuzzes both ends of the join protocol. The test that replays the corpus checks the same properties.
+//! Fuzzes both ends of the join protocol, in which a sidecar exchanges a token for a certificate. The test that replays
+//! the corpus checks the same properties.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

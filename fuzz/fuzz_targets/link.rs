@@ -1,4 +1,5 @@
-//! Fuzzes the receiving half of the link. The test that replays the corpus checks the same properties.
+//! Fuzzes the receiving half of a link, the multiplexed connection between two sidecars. The test that replays the corpus
+//! checks the same properties.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzzes protocol detection. The test that replays the corpus checks the same properties.
+//! Fuzzes the detection of a protocol from the first bytes of a connection. The test that replays the corpus checks the
+//! same properties.
 
 #![no_main]
 

@@ -16,11 +16,12 @@ pub struct AdminEndpoint {
 }
 
 impl AdminEndpoint {
-    /// Returns the admin endpoint of a workload's sidecar, from the output of `leno get proxies`.
+    /// Returns the admin endpoint of a workload's sidecar, from the output of `leno get proxies`; `None` if it is not
+    /// in the output.
     #[must_use]
     pub fn for_workload(proxies_json: &Value, workload: &str) -> Option<Self> {
-        let proxies_json = proxies_json.as_array()?;
-        let proxy = proxies_json.iter().find(|proxy| proxy["workload"] == workload)?;
+        let proxies = proxies_json.as_array()?;
+        let proxy = proxies.iter().find(|proxy| proxy["workload"] == workload)?;
         let pid = u32::try_from(proxy["pid"].as_u64()?).ok()?;
         Some(Self { pid, address: proxy["admin"].as_str()?.parse().ok()? })
     }

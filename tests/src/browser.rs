@@ -42,23 +42,23 @@ impl RenderedPage {
     /// # Panics
     /// If the browser fails or times out.
     #[must_use]
-    pub fn open_page(page: &Path, folder: &Path) -> Self {
-        let mut page_text = std::fs::read_to_string(page).unwrap();
+    pub fn open_page(page_file: &Path, folder: &Path) -> Self {
+        let mut page_text = std::fs::read_to_string(page_file).unwrap();
         let body_end = page_text.rfind("</body>").expect("the page has an end");
         page_text.insert_str(body_end, MEASURE_SCRIPT);
         let measured_page = folder.join("measured.html");
         std::fs::write(&measured_page, page_text).unwrap();
-        let page = format!("file://{}", measured_page.display());
-        let document = run_browser(&page, folder, &["--dump-dom"]);
-        let picture = folder.join("picture.png");
-        run_browser(&page, folder, &[&format!("--screenshot={}", picture.display())]);
-        let picture = Screenshot::read(&picture);
+        let page_url = format!("file://{}", measured_page.display());
+        let document = run_browser(&page_url, folder, &["--dump-dom"]);
+        let screenshot_file = folder.join("picture.png");
+        run_browser(&page_url, folder, &[&format!("--screenshot={}", screenshot_file.display())]);
+        let screenshot = Screenshot::read(&screenshot_file);
         Self {
             elements: document.split("data-shown=\"").skip(1).map(PageElement::parse).collect(),
             document,
-            width: picture.width,
-            height: picture.height,
-            pixels: picture.pixels,
+            width: screenshot.width,
+            height: screenshot.height,
+            pixels: screenshot.pixels,
         }
     }
 
@@ -68,7 +68,10 @@ impl RenderedPage {
         let rows = element.top..(element.top + element.height).min(self.height);
         let right = (element.left + element.width).min(self.width);
         let positions = rows.flat_map(|row| (element.left..right).map(move |column| (row, column)));
-        positions.map(|(row, x)| self.pixels[row * self.width + x]).collect::<BTreeSet<_>>().len()
+        positions
+            .map(|(row, column)| self.pixels[row * self.width + column])
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 }
 
@@ -138,4 +141,5 @@ const MEASURE_SCRIPT: &str = "<script>for (const part of document.querySelectorA
      ...numbers.map(Math.round)].join(' '));}</script>";
 /// The window size in pixels: as wide as a screen, and higher than the test pages.
 const WINDOW_SIZE: &str = "1280,9000";
+/// The timeout of one browser run.
 const MAX_WAIT: Duration = Duration::from_secs(60);

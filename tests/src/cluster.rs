@@ -70,7 +70,7 @@ pub struct TestNamespace {
     name: String,
 }
 
-/// Indicates whether the Pods of a namespace get sidecars.
+/// The injection of sidecars into the Pods of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SidecarInjection {
     /// Sidecars are injected.
@@ -230,7 +230,7 @@ impl TestNamespace {
         self.kubectl(&[&["exec", pod, "-c", "client", "--"], command].concat())
     }
 
-    /// Returns the containers of an application's Pods in order, init containers first.
+    /// Returns the names of the containers of an application's Pods in order, separated by spaces, init containers first.
     #[must_use]
     pub fn list_containers(&self, app: &str) -> String {
         let names = "jsonpath={.items[*].spec.initContainers[*].name} \
@@ -258,8 +258,8 @@ impl TestNamespace {
         let output =
             self.exec(pod, &[&["sh", "-c", REPEAT_SCRIPT, &request_count], arguments].concat());
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-        let results = stdout.split_terminator(RESPONSE_SEPARATOR).filter_map(|record| {
-            let (body_and_status, exit) = record.rsplit_once('\n')?;
+        let results = stdout.split_terminator(RESPONSE_SEPARATOR).filter_map(|result_text| {
+            let (body_and_status, exit) = result_text.rsplit_once('\n')?;
             let (body, status) = body_and_status.rsplit_once('\n')?;
             let (exit, status) = (exit.parse().ok()?, status.parse().ok()?);
             Some(CurlResult { exit, status, body: body.to_owned() })
@@ -315,7 +315,7 @@ impl TestNamespace {
         );
     }
 
-    /// Returns the Pods of an application.
+    /// Returns the names of an application's Pods.
     #[must_use]
     pub fn list_pods(&self, app: &str) -> Vec<String> {
         let selector = format!("app={app}");

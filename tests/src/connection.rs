@@ -55,7 +55,7 @@ impl TestConnection {
         self.receive_response()
     }
 
-    /// Waits for the next byte or the end of the stream, and returns false on timeout.
+    /// Returns true if a byte or the end of the stream arrives within `max_wait`.
     ///
     /// # Errors
     /// The error of the socket.

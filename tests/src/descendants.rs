@@ -1,10 +1,10 @@
-//! The child processes of a process, as listed by the kernel.
+//! Reads the child processes and the states of processes from the kernel.
 
 use std::fs;
 
 /// A child process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Descendant {
+pub struct ChildProcess {
     /// The process id.
     pub pid: u32,
     /// The command line, separated by spaces.
@@ -16,13 +16,13 @@ pub struct Descendant {
 /// # Panics
 /// If the kernel does not list processes.
 #[must_use]
-pub fn child_processes(parent: u32) -> Vec<Descendant> {
+pub fn child_processes(parent: u32) -> Vec<ChildProcess> {
     let entries = fs::read_dir("/proc").expect("the kernel lists processes");
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_child = |pid: &u32| {
         process_status(*pid).is_some_and(|(state, parent_pid)| state != 'Z' && parent_pid == parent)
     };
-    pids.filter(is_child).map(|pid| Descendant { pid, command: command_line(pid) }).collect()
+    pids.filter(is_child).map(|pid| ChildProcess { pid, command: command_line(pid) }).collect()
 }
 
 /// True if a process runs; false for a zombie.
@@ -31,7 +31,7 @@ pub fn is_running(pid: u32) -> bool {
     process_status(pid).is_some_and(|(state, _)| state != 'Z')
 }
 
-/// Returns the state and the parent of a process (proc(5), `/proc/PID/stat`).
+/// Returns the state and the parent of a process (proc(5), `/proc/PID/stat`); `None` if there is no such process.
 fn process_status(pid: u32) -> Option<(char, u32)> {
     let stat_text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program name may contain any characters, including parentheses.

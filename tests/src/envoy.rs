@@ -1,4 +1,4 @@
-//! An unmodified Envoy with a generated configuration that forwards one port to another.
+//! An unmodified Envoy with a generated configuration that forwards ports to other ports.
 
 use std::path::Path;
 use std::process::Command;

@@ -48,8 +48,8 @@ pub fn java_programs() -> PathBuf {
     fetched_file("java", "grpc-java")
 }
 
-/// Returns the command that runs a script of `tests/programs/page` in a real browser, on a control plane's
-/// page.
+/// Returns the command that runs a scenario of `tests/programs/page/page.mjs` in a real browser, on the page of a control
+/// plane at `url`.
 ///
 /// # Panics
 /// If the dependencies of the script were not fetched.
@@ -81,13 +81,9 @@ fn fetched_file(name: &str, test_target: &str) -> PathBuf {
     let test_binary = std::env::current_exe().expect("a test has a path");
     let target_directory =
         test_binary.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
-    let program_path = target_directory.join("programs").join(name);
-    assert!(
-        program_path.exists(),
-        "{} is missing: run ./test {test_target}",
-        program_path.display()
-    );
-    program_path
+    let file_path = target_directory.join("programs").join(name);
+    assert!(file_path.exists(), "{} is missing: run ./test {test_target}", file_path.display());
+    file_path
 }
 
 /// Returns the Python with the system packages.

@@ -35,7 +35,7 @@ pub use application::{ApplicationResponse, ReceivedRequest, TestApplication};
 pub use browser::{PageElement, RenderedPage};
 pub use collector::{CollectedPoint, CollectedRecord, CollectedSpan, OtlpCollector};
 pub use connection::TestConnection;
-pub use descendants::{Descendant, child_processes, is_running};
+pub use descendants::{ChildProcess, child_processes, is_running};
 pub use envoy::{Envoy, EnvoyListener};
 pub use http::{Response, exchange_bytes, get, get_page};
 pub use installed::{
@@ -74,7 +74,8 @@ pub fn free_port() -> u16 {
     let first_ephemeral_port = port_range
         .ok()
         .and_then(|port_range| port_range.split_whitespace().next()?.parse::<u64>().ok());
-    let port_end = first_ephemeral_port.unwrap_or(MAX_PORT).clamp(MIN_PORT + 1, MAX_PORT);
+    let port_end =
+        first_ephemeral_port.unwrap_or(PORT_RANGE_END).clamp(MIN_PORT + 1, PORT_RANGE_END);
     let candidates = std::iter::repeat_with(|| {
         let port =
             MIN_PORT + NEXT_PORT_OFFSET.fetch_add(1, Ordering::Relaxed) % (port_end - MIN_PORT);
@@ -87,7 +88,7 @@ pub fn free_port() -> u16 {
 /// The lowest assigned port: lower ones are used by well-known services.
 const MIN_PORT: u64 = 10_000;
 /// The end of the port range, exclusive: from here on, `leno bench` and `leno demo` search for ports independently.
-const MAX_PORT: u64 = 18_000;
+const PORT_RANGE_END: u64 = 18_000;
 /// The maximum number of ports tried, enough on a machine with many servers.
 const MAX_PORT_ATTEMPTS: usize = 1000;
 

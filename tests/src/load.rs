@@ -28,7 +28,7 @@ pub struct LoadOutcome {
 /// The parameters and the results that all threads of a load share.
 struct LoadState {
     method: &'static str,
-    listener: SocketAddr,
+    listener_address: SocketAddr,
     /// The pause of each thread between its requests.
     pause: Duration,
     next_id: AtomicU64,
@@ -38,24 +38,24 @@ struct LoadState {
 }
 
 impl BackgroundLoad {
-    /// Starts to send requests to a listener, each to `/ID` with a unique id, over `threads` keep-alive
+    /// Starts to send requests to a listener, each to `/ID` with a unique id, over `thread_count` keep-alive
     /// connections. Failed connections are reopened.
     #[must_use]
-    pub fn start(method: &'static str, listener: SocketAddr, threads: usize) -> Self {
-        Self::start_paced(method, listener, threads, Duration::ZERO)
+    pub fn start(method: &'static str, listener_address: SocketAddr, thread_count: usize) -> Self {
+        Self::start_paced(method, listener_address, thread_count, Duration::ZERO)
     }
 
     /// As [`Self::start`], with this pause between the requests of each thread.
     #[must_use]
     pub fn start_paced(
         method: &'static str,
-        listener: SocketAddr,
-        threads: usize,
+        listener_address: SocketAddr,
+        thread_count: usize,
         pause: Duration,
     ) -> Self {
         let load_state = Arc::new(LoadState {
             method,
-            listener,
+            listener_address,
             pause,
             next_id: AtomicU64::new(1),
             stop_requested: AtomicBool::new(false),
@@ -64,16 +64,16 @@ impl BackgroundLoad {
         });
         let start_thread = |_| {
             let load_state = Arc::clone(&load_state);
-            std::thread::spawn(move || load_state.run())
+            std::thread::spawn(move || load_state.send_requests())
         };
-        let threads = (0..threads).map(start_thread).collect();
+        let threads = (0..thread_count).map(start_thread).collect();
         Self { load_state, threads }
     }
 
     /// Waits for `count` more successful responses.
     ///
     /// # Panics
-    /// After 20 seconds; the message contains the last failures.
+    /// After 20 seconds; the message contains the last failure.
     pub fn wait_for(&self, count: usize) {
         let deadline = Instant::now() + MAX_WAIT;
         let mut outcome = self.load_state.outcome.lock().unwrap();
@@ -84,7 +84,7 @@ impl BackgroundLoad {
             assert!(
                 !remaining.is_zero(),
                 "no responses at {}: {last_failure:?}",
-                self.load_state.listener
+                self.load_state.listener_address
             );
             outcome = self.load_state.outcome_changed.wait_timeout(outcome, remaining).unwrap().0;
         }
@@ -126,7 +126,8 @@ impl LoadOutcome {
 }
 
 impl LoadState {
-    fn run(&self) {
+    /// Sends one request after another until the load is stopped, and records their results.
+    fn send_requests(&self) {
         let mut idle_connection = None;
         while !self.stop_requested.load(Ordering::SeqCst) {
             let id = self.next_id.fetch_add(1, Ordering::SeqCst);
@@ -156,8 +157,9 @@ impl LoadState {
         id: u64,
         idle_connection: &mut Option<TestConnection>,
     ) -> io::Result<Response> {
-        let mut connection =
-            idle_connection.take().map_or_else(|| TestConnection::open(self.listener), Ok)?;
+        let mut connection = idle_connection
+            .take()
+            .map_or_else(|| TestConnection::open(self.listener_address), Ok)?;
         let request =
             format!("{} /{id} HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n", self.method);
         connection.send(request)?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Returns the mesh configuration; `default_policy` is the default policy, `allow` or `deny`.
+/// Returns the mesh configuration; `default_policy` is `allow` or `deny`.
 #[must_use]
 pub fn mesh_config(default_policy: &str) -> String {
     format!(

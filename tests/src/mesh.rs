@@ -97,7 +97,7 @@ impl TestMesh {
 }
 
 /// Returns manifests of a service `ratings` on `port` (run by `command`, or by the test if empty) and a client
-/// with an outbound listener for it at `listener_port`; `default_policy` is the default policy, `allow` or `deny`.
+/// with an outbound listener for it at `listener_port`; `default_policy` is `allow` or `deny`.
 #[must_use]
 pub fn ratings_manifests(
     command: &str,

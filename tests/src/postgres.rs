@@ -72,7 +72,8 @@ impl Postgres {
         self.directory.path().join("cluster")
     }
 
-    /// Returns the command line of a server program: PostgreSQL refuses to run as root.
+    /// Returns a program and its first arguments, which run a server program. PostgreSQL refuses to run as root: for root,
+    /// the program is `setpriv`, which changes to the unprivileged user.
     fn as_nobody(&self, name: &str) -> (String, Vec<String>) {
         let program = program_path(name).to_str().expect("a path in UTF-8").to_owned();
         if !is_root() {

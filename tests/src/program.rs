@@ -194,9 +194,10 @@ pub fn signal_pid(pid: u32, signal: Signal) {
     }
 }
 
-/// True if a thread has stopped or exited. The state follows the name in parentheses (proc_pid_stat(5)).
-fn is_stopped(task: &Path) -> bool {
-    let Ok(stat) = std::fs::read_to_string(task.join("stat")) else { return true };
+/// True if the thread with this directory in `/proc` has stopped or exited. The state follows the name in parentheses
+/// (proc_pid_stat(5)).
+fn is_stopped(thread_directory: &Path) -> bool {
+    let Ok(stat) = std::fs::read_to_string(thread_directory.join("stat")) else { return true };
     let state = stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next());
     matches!(state, Some('T' | 'Z' | 'X'))
 }

@@ -1,4 +1,4 @@
-//! A workload's sidecar under test: its process, listeners and memory.
+//! A workload's sidecar under test: its process, listeners, memory and metrics.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -66,15 +66,15 @@ impl RunningSidecar {
         kib.unwrap_or_else(|| panic!("{path} has no value: {smaps_text}"))
     }
 
-    /// Returns the sum of the metrics with lines that begin with `series`; 0 if there are none.
+    /// Returns the sum of the metrics with lines that begin with `series_prefix`; 0 if there are none.
     ///
     /// # Panics
     /// If the admin endpoint does not respond.
     #[must_use]
-    pub fn sum_metrics(&self, series: &str) -> f64 {
+    pub fn sum_metrics(&self, series_prefix: &str) -> f64 {
         let page = get_page(self.admin, "/metrics").expect("the admin endpoint responds");
         let metrics_text = String::from_utf8_lossy(&page.body).into_owned();
-        let lines = metrics_text.lines().filter(|line| line.starts_with(series));
+        let lines = metrics_text.lines().filter(|line| line.starts_with(series_prefix));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
     }
 }

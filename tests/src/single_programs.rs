@@ -15,11 +15,11 @@ use crate::http::get_page;
 use crate::program::{Release, TestProgram};
 use crate::{eventually, free_port};
 
-/// `leno control` with files written by the test.
+/// A control plane: the program `leno control`, with files written by the test.
 pub struct ControlProgram {
     directory: Arc<TempDir>,
-    /// The name of the data directory, or an absolute path.
-    data_name: String,
+    /// The path of the data directory, absolute or relative to `directory`.
+    data_path: String,
     arguments: Vec<String>,
     address: SocketAddr,
     release: Release,
@@ -61,14 +61,14 @@ impl ControlProgram {
     /// If the control plane does not start.
     #[must_use]
     pub fn start_on_disk(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
-        let data_name = disk.join("data").display().to_string();
-        Self::start_control(Release::Current, "127.0.0.1:0", &data_name, manifests, arguments)
+        let data_path = disk.join("data").display().to_string();
+        Self::start_control(Release::Current, "127.0.0.1:0", &data_path, manifests, arguments)
     }
 
     fn start_control(
         release: Release,
         listen_address: &str,
-        data_name: &str,
+        data_path: &str,
         manifests: &str,
         arguments: &[&str],
     ) -> Self {
@@ -78,9 +78,9 @@ impl ControlProgram {
         let arguments: Vec<String> =
             arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let (program, address) =
-            start_control_program(release, directory.path(), data_name, &arguments, listen_address);
-        let (directory, data_name) = (Arc::new(directory), data_name.to_owned());
-        Self { directory, data_name, arguments, address, release, program }
+            start_control_program(release, directory.path(), data_path, &arguments, listen_address);
+        let (directory, data_path) = (Arc::new(directory), data_path.to_owned());
+        Self { directory, data_path, arguments, address, release, program }
     }
 
     /// Starts several control planes with the same manifests and authority, which peer with each other.
@@ -103,17 +103,17 @@ impl ControlProgram {
             .chain(arguments.iter().map(|argument| (*argument).to_owned()))
             .collect();
         let start_replica = |(number, listen_address): (usize, &String)| {
-            let data_name = format!("data-{number}");
+            let data_path = format!("data-{number}");
             let release = Release::Current;
             let (program, address) = start_control_program(
                 release,
                 directory.path(),
-                &data_name,
+                &data_path,
                 &arguments,
                 listen_address,
             );
             let (directory, arguments) = (Arc::clone(&directory), arguments.clone());
-            Self { directory, data_name, arguments, address, release, program }
+            Self { directory, data_path, arguments, address, release, program }
         };
         addresses.iter().enumerate().map(start_replica).collect()
     }
@@ -136,7 +136,7 @@ impl ControlProgram {
         let (program, address) = start_control_program(
             self.release,
             self.directory.path(),
-            self.data_name.as_str(),
+            self.data_path.as_str(),
             self.arguments.as_slice(),
             &address,
         );
@@ -185,7 +185,7 @@ impl ControlProgram {
     #[must_use]
     pub fn run_leno(&self, arguments: &[&str]) -> Output {
         let mut command = self.release.leno_command();
-        command.args(arguments).arg("--data").arg(self.directory.path().join(&self.data_name));
+        command.args(arguments).arg("--data").arg(self.directory.path().join(&self.data_path));
         command.output().expect("leno runs")
     }
 
@@ -215,7 +215,7 @@ impl ControlProgram {
     /// Returns the data directory of the control plane.
     #[must_use]
     pub fn data_directory(&self) -> PathBuf {
-        self.directory.path().join(&self.data_name)
+        self.directory.path().join(&self.data_path)
     }
 
     /// Returns the state directory of a workload's proxy.
@@ -229,7 +229,7 @@ impl ControlProgram {
 fn start_control_program(
     release: Release,
     directory: &Path,
-    data_name: &str,
+    data_path: &str,
     arguments: &[String],
     listen_address: &str,
 ) -> (TestProgram, SocketAddr) {
@@ -237,7 +237,7 @@ fn start_control_program(
     command.arg("control").arg("-f").arg(directory.join("mesh"));
     command
         .arg("--data")
-        .arg(directory.join(data_name))
+        .arg(directory.join(data_path))
         .args(["--listen", listen_address])
         .args(arguments);
     let program = TestProgram::start("leno control", &mut command);
@@ -246,7 +246,7 @@ fn start_control_program(
     (program, address)
 }
 
-/// `leno proxy` for one workload.
+/// The sidecar of one workload: the program `leno proxy`.
 pub struct SidecarProgram {
     workload: String,
     state_directory: PathBuf,
@@ -391,10 +391,10 @@ fn start_sidecar_program(
     (program, admin_endpoint)
 }
 
-/// Returns the value of a field in a log line.
-fn log_field<'a>(line: &'a str, name: &str) -> &'a str {
+/// Returns the value of a field in a log line. `field_start` is the name with the equals sign, such as `address=`.
+fn log_field<'a>(line: &'a str, field_start: &str) -> &'a str {
     let (_, value_and_rest) =
-        line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));
+        line.split_once(field_start).unwrap_or_else(|| panic!("no {field_start} in {line}"));
     value_and_rest.split_whitespace().next().unwrap_or_default()
 }
 

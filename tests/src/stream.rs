@@ -110,7 +110,7 @@ fn serve_connection(stream: TcpStream, sent_bytes: &AtomicU64) -> io::Result<()>
     Ok(())
 }
 
-/// Writes a body of `length` bytes; `on_progress` receives the size of every piece.
+/// Writes a generated body of `length` bytes; `on_progress` receives the size of every piece.
 ///
 /// # Errors
 /// The error of the socket.
@@ -131,7 +131,7 @@ pub fn write_body(
     Ok(())
 }
 
-/// Reads a body of `length` bytes; `on_progress` receives the size of every piece.
+/// Reads a generated body of `length` bytes; `on_progress` receives the size of every piece.
 ///
 /// # Errors
 /// The error of the socket; `InvalidData` if a byte differs from the generated one.

@@ -17,13 +17,14 @@ use tokio::net::TcpStream;
 /// # Errors
 /// If there is no response within 5 s, the response is larger than 8 MiB, or its status is an error.
 pub(crate) async fn query_admin(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
-    let body = match tokio::time::timeout(RESPONSE_TIMEOUT, exchange(address, path)).await {
+    let body_result = match tokio::time::timeout(RESPONSE_TIMEOUT, exchange(address, path)).await {
         Ok(body) => body,
         Err(_) => Err(anyhow::anyhow!("no response within {RESPONSE_TIMEOUT:?}")),
     };
-    body.with_context(|| format!("GET http://{address}{path}"))
+    body_result.with_context(|| format!("GET http://{address}{path}"))
 }
 
+/// Sends the request on a new connection, and returns the body of a successful response.
 async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

@@ -51,11 +51,11 @@ impl BugReportArgs {
             )?,
         };
         let writes_to_stdout = path == Path::new("-");
-        let mut bundle = Bundle::new(writer)?;
+        let mut archive = ReportArchive::new(writer)?;
         let collection_result =
-            runtime.block_on(collect_pages(&MeshSocket::from_data(&data_directory), &mut bundle));
+            runtime.block_on(collect_pages(&MeshSocket::from_data(&data_directory), &mut archive));
         let archive_result = collection_result
-            .and_then(|is_complete| Ok((is_complete, bundle.finish_archive(now)?)));
+            .and_then(|is_complete| Ok((is_complete, archive.finish_archive(now)?)));
         if archive_result.is_err() && !writes_to_stdout {
             // An incomplete archive is useless.
             std::fs::remove_file(&path).ok();
@@ -77,7 +77,7 @@ impl BugReportArgs {
 
 /// Queries the control plane and then each of its sidecars. Returns false if the control plane does not
 /// respond.
-async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result<bool> {
+async fn collect_pages(mesh: &MeshSocket, archive: &mut ReportArchive) -> anyhow::Result<bool> {
     let mut proxies = Vec::new();
     for (name, path) in CONTROL_PAGES {
         let file = format!("control/{name}.json");
@@ -87,30 +87,30 @@ async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result
                     // A page of another version of Leno is added to the report, but its sidecars are not queried.
                     proxies = serde_json::from_value(page.clone()).unwrap_or_default();
                 }
-                bundle.add_json(&file, &page)?;
+                archive.add_json(&file, &page)?;
             }
             // If the first query fails, the control plane is unreachable, and all others would fail as well.
-            Err(error) if bundle.file_count == 0 => {
-                bundle.record_missing("control", &error);
+            Err(error) if archive.file_count == 0 => {
+                archive.record_missing("control", &error);
                 return Ok(false);
             }
-            Err(error) => bundle.record_missing(&file, &error),
+            Err(error) => archive.record_missing(&file, &error),
         }
     }
     match mesh.send_request("GET", "/metrics").await {
-        Ok(page) => bundle.add_file("control/metrics.txt", &page)?,
-        Err(error) => bundle.record_missing("control/metrics.txt", &error),
+        Ok(page) => archive.add_file("control/metrics.txt", &page)?,
+        Err(error) => archive.record_missing("control/metrics.txt", &error),
     }
     let queried_count = proxies.len().min(MAX_SIDECARS);
     if queried_count < proxies.len() {
         let notice = format!("only the first {MAX_SIDECARS} of {} are queried", proxies.len());
-        bundle.record_missing("sidecars", &anyhow::anyhow!(notice));
+        archive.record_missing("sidecars", &anyhow::anyhow!(notice));
     }
     if let Some(scope) = mesh.query_scope().await {
-        bundle.record_missing("sidecars", &anyhow::anyhow!(scope));
+        archive.record_missing("sidecars", &anyhow::anyhow!(scope));
     }
     for proxy in proxies.iter().take(queried_count) {
-        collect_sidecar(mesh, proxy, bundle).await?;
+        collect_sidecar(mesh, proxy, archive).await?;
     }
     Ok(true)
 }
@@ -118,15 +118,15 @@ async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result
 async fn collect_sidecar(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
-    bundle: &mut Bundle,
+    archive: &mut ReportArchive,
 ) -> anyhow::Result<()> {
     let folder = format!("sidecars/{}", proxy.workload.replace('/', "."));
     for (name, path) in SIDECAR_PAGES {
         let file = format!("{folder}/{name}");
         match mesh.query_sidecar_page(&proxy.workload, path).await {
-            Ok(page) => bundle.add_file(&file, &page)?,
+            Ok(page) => archive.add_file(&file, &page)?,
             Err(error) => {
-                bundle.record_missing(&file, &error);
+                archive.record_missing(&file, &error);
                 // The remaining queries would fail as well.
                 break;
             }
@@ -143,8 +143,8 @@ fn create_private_file(path: &Path) -> anyhow::Result<Box<dyn Write>> {
         }
         return Ok(Box::new(std::io::stdout()));
     }
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    Ok(Box::new(file.with_context(|| format!("cannot write {}", path.display()))?))
+    let open_result = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    Ok(Box::new(open_result.with_context(|| format!("cannot write {}", path.display()))?))
 }
 
 /// Creates the file in the working directory, or in the first of these directories that is writable: a pod has
@@ -166,8 +166,8 @@ fn create_in_first_writable(
 }
 
 /// The archive that is being written, with a list of the files that could not be collected.
-struct Bundle {
-    archive: tar::Builder<GzEncoder<Box<dyn Write>>>,
+struct ReportArchive {
+    tar_builder: tar::Builder<GzEncoder<Box<dyn Write>>>,
     redaction: Redaction,
     /// The size that further files may have in total, before compression.
     remaining_bytes: usize,
@@ -177,11 +177,11 @@ struct Bundle {
     missing_files: Vec<String>,
 }
 
-impl Bundle {
+impl ReportArchive {
     fn new(writer: Box<dyn Write>) -> anyhow::Result<Self> {
-        let archive = tar::Builder::new(GzEncoder::new(writer, Compression::default()));
+        let tar_builder = tar::Builder::new(GzEncoder::new(writer, Compression::default()));
         Ok(Self {
-            archive,
+            tar_builder,
             redaction: Redaction::new()?,
             remaining_bytes: MAX_UNCOMPRESSED_BYTES,
             file_count: 0,
@@ -208,7 +208,7 @@ impl Bundle {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         header.set_mtime(now.as_secs());
         let path = Path::new("leno-bug-report").join(name);
-        self.archive.append_data(&mut header, path, text.as_bytes())?;
+        self.tar_builder.append_data(&mut header, path, text.as_bytes())?;
         self.file_count += 1;
         Ok(())
     }
@@ -227,7 +227,7 @@ impl Bundle {
             "missing": self.missing_files,
         });
         self.add_json("about.json", &description)?;
-        self.archive.into_inner()?.finish()?.flush()?;
+        self.tar_builder.into_inner()?.finish()?.flush()?;
         Ok((self.file_count, self.missing_files))
     }
 }

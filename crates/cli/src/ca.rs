@@ -71,7 +71,8 @@ impl CaArgs {
             );
         }
         let now = SystemTime::now();
-        // The files change first: until the control plane has read them, it reports the previous generation.
+        // The CA generation identifies the signing key and the trusted roots. The files change first: until the control
+        // plane has read them, it reports the previous generation.
         let current_authority =
             AuthoritySource::BuiltIn(authority_directory.clone()).open(&trust_domain, now)?;
         let ca_generation = format!("{:016x}", current_authority.ca_generation());

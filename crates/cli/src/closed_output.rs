@@ -77,8 +77,8 @@ async fn wait_until_input_closed(input: impl AsRawFd, startup_grace: Duration) {
 
 /// True for a pipe or a socket, as opposed to a file or a terminal.
 fn is_stream(file: impl AsFd) -> bool {
-    let file_type = fstat(file).map(|stat| FileType::from_raw_mode(stat.st_mode));
-    file_type.is_ok_and(|file_type| matches!(file_type, FileType::Fifo | FileType::Socket))
+    let type_result = fstat(file).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    type_result.is_ok_and(|file_type| matches!(file_type, FileType::Fifo | FileType::Socket))
 }
 
 /// The time after the start during which the end of the input is ignored.

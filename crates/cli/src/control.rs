@@ -178,6 +178,7 @@ pub(crate) struct ReportInterval(Option<Duration>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageAddress(Option<SocketAddr>);
 
+/// Parses a duration, or `off`.
 fn parse_report_interval(text: &str) -> Result<ReportInterval, String> {
     if text == OFF {
         return Ok(ReportInterval(None));
@@ -189,14 +190,15 @@ fn parse_report_interval(text: &str) -> Result<ReportInterval, String> {
     }
 }
 
+/// Parses an address with a port, or `off`.
 fn parse_page_address(text: &str) -> Result<PageAddress, String> {
     if text == OFF {
         return Ok(PageAddress(None));
     }
-    let address = text.parse();
+    let parse_result = text.parse();
     let invalid =
         |_| format!("`{text}` is not an address: use for example 127.0.0.1:15080, or `{OFF}`");
-    address.map(|address| PageAddress(Some(address))).map_err(invalid)
+    parse_result.map(|address| PageAddress(Some(address))).map_err(invalid)
 }
 
 /// Starts a control plane. Prints the documents that prevent the start.

@@ -163,13 +163,13 @@ impl ClaimedDataDirectory {
         let mut lock = open_lock_file(&path)?;
         let is_locked = lock_with_timeout(&lock, LOCK_TIMEOUT)
             .with_context(|| format!("cannot lock {}", lock_path.display()))?;
-        let holder = match is_locked {
+        let holder_note = match is_locked {
             true => find_holder_of_removed_lock(&path, &lock),
             false => read_lock_holder(&mut lock),
         };
-        if let Some(holder) = holder {
+        if let Some(holder_note) = holder_note {
             bail!(
-                "the data directory {} is in use by another mesh{holder}: stop that mesh, or set another \
+                "the data directory {} is in use by another mesh{holder_note}: stop that mesh, or set another \
                  directory with --data",
                 path.display()
             );

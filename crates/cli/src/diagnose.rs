@@ -71,6 +71,7 @@ impl DiagnoseArgs {
     }
 }
 
+/// Queries the control plane, and the workload's sidecar if it is connected.
 async fn collect_inputs(
     mesh: &MeshSocket,
     workload: &str,

@@ -31,7 +31,7 @@ pub(crate) struct ExecArgs {
     cwd: Option<PathBuf>,
     /// User of the command: NAME, UID or UID:GID
     #[arg(long)]
-    user: Option<AccountSpec>,
+    user: Option<UserSpec>,
     /// Name of a variable that the Workload sets, which stays unchanged
     #[arg(long)]
     set: Vec<String>,
@@ -74,7 +74,7 @@ impl ExecArgs {
         let mut command = Command::new(program);
         command.args(arguments);
         // Descendants inherit the variable, which identifies them when the application stops.
-        if let Ok(run) = descendants::own_run() {
+        if let Ok(run) = descendants::current_process_run() {
             command.envs(run.environment_variable());
         }
         if let Some(UserHome { name, directory }) = user_home {
@@ -93,13 +93,13 @@ impl ExecArgs {
 
 /// The value of `--user`: the user of the command, by name, or by user ID with an optional group ID.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum AccountSpec {
+enum UserSpec {
     Named(String),
     /// A user ID and a group ID. Without the latter the group is that of the user's entry, or has the user ID.
     Id(u32, Option<u32>),
 }
 
-impl FromStr for AccountSpec {
+impl FromStr for UserSpec {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -116,12 +116,12 @@ impl FromStr for AccountSpec {
 /// Drops the privileges of this process to those of a user and its groups.
 ///
 /// Returns the name and home directory for the environment of the command; `None` if the user stays the same.
-fn switch_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
+fn switch_user(user_spec: &UserSpec) -> anyhow::Result<Option<UserHome>> {
     // Comments and names of other users may have any encoding. A container image may have neither file.
     let read_text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let (users_text, groups_text) =
         (read_text(USERS_FILE).unwrap_or_default(), read_text(GROUPS_FILE).unwrap_or_default());
-    let user_ids = resolve_user(account, &users_text, &groups_text)?;
+    let user_ids = resolve_user(user_spec, &users_text, &groups_text)?;
     let own_user_id = rustix::process::geteuid().as_raw();
     let own_group_id = rustix::process::getegid().as_raw();
     if (own_user_id, own_group_id) == (user_ids.user_id, user_ids.group_id) {
@@ -161,7 +161,7 @@ struct UserIds {
 
 /// Resolves a user from the text of `/etc/passwd` and `/etc/group`.
 fn resolve_user(
-    account: &AccountSpec,
+    user_spec: &UserSpec,
     users_text: &str,
     groups_text: &str,
 ) -> anyhow::Result<UserIds> {
@@ -173,26 +173,24 @@ fn resolve_user(
         let group: u32 = fields.next()?.parse().ok()?;
         Some((name, (user, group), fields.nth(1).unwrap_or("/")))
     });
-    let user_entry = match account {
-        AccountSpec::Named(requested) => {
-            user_entries.into_iter().find(|(name, ..)| name == requested)
-        }
-        AccountSpec::Id(requested, _) => {
+    let user_entry = match user_spec {
+        UserSpec::Named(requested) => user_entries.into_iter().find(|(name, ..)| name == requested),
+        UserSpec::Id(requested, _) => {
             user_entries.into_iter().find(|(_, (user, _), _)| user == requested)
         }
     };
     // The home of a UID without an entry is the root directory, as in containers.
     let home = UserHome {
-        name: user_entry.map_or_else(|| user_name(account), |(name, ..)| name.to_owned()),
+        name: user_entry.map_or_else(|| user_name(user_spec), |(name, ..)| name.to_owned()),
         directory: user_entry.map_or("/", |(.., home)| home).to_owned(),
     };
-    let (name, user_id, group_id) = match (account, user_entry) {
-        (AccountSpec::Named(name), None) => {
+    let (name, user_id, group_id) = match (user_spec, user_entry) {
+        (UserSpec::Named(name), None) => {
             bail!("no user {name}: correct spec.user of the Workload or add the user")
         }
-        (AccountSpec::Id(user, group), None) => (None, *user, group.unwrap_or(*user)),
-        (AccountSpec::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
-        (AccountSpec::Id(_, requested_group), Some((name, (user, group), _))) => {
+        (UserSpec::Id(user, group), None) => (None, *user, group.unwrap_or(*user)),
+        (UserSpec::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
+        (UserSpec::Id(_, requested_group), Some((name, (user, group), _))) => {
             (Some(name), user, requested_group.unwrap_or(group))
         }
     };
@@ -208,10 +206,10 @@ fn resolve_user(
     Ok(UserIds { user_id, group_id, group_ids, home })
 }
 
-fn user_name(account: &AccountSpec) -> String {
-    match account {
-        AccountSpec::Named(name) => name.clone(),
-        AccountSpec::Id(user, _) => user.to_string(),
+fn user_name(user_spec: &UserSpec) -> String {
+    match user_spec {
+        UserSpec::Named(name) => name.clone(),
+        UserSpec::Id(user, _) => user.to_string(),
     }
 }
 
@@ -249,17 +247,16 @@ mod tests {
                 group_ids: group_ids.to_vec(),
                 home: UserHome { name: name.to_owned(), directory: directory.to_owned() },
             };
-        for (account, expected) in [
+        for (user_spec, expected) in [
             ("web", user_ids(33, 33, &[33, 4], ("web", "/srv"))),
             ("33", user_ids(33, 33, &[33, 4], ("web", "/srv"))),
             ("33:7", user_ids(33, 7, &[7, 4], ("web", "/srv"))),
             ("1000", user_ids(1000, 1000, &[1000], ("1000", "/"))),
         ] {
-            let account: AccountSpec = account.parse().unwrap();
-            assert_eq!(resolve_user(&account, users, groups).unwrap(), expected, "{account:?}");
+            let user_spec: UserSpec = user_spec.parse().unwrap();
+            assert_eq!(resolve_user(&user_spec, users, groups).unwrap(), expected, "{user_spec:?}");
         }
-        let error =
-            resolve_user(&AccountSpec::Named("nosuch".to_owned()), users, groups).unwrap_err();
+        let error = resolve_user(&UserSpec::Named("nosuch".to_owned()), users, groups).unwrap_err();
         assert!(error.to_string().contains("no user nosuch"), "{error}");
     }
 }

@@ -104,6 +104,7 @@ impl Resource {
         }
     }
 
+    /// Returns the path of the query to the control plane.
     const fn query_path(self) -> &'static str {
         match self {
             Self::Status => "/status",

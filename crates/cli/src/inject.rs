@@ -118,9 +118,9 @@ fn read_documents(path: &Path) -> anyhow::Result<Vec<Value>> {
         let read_result = std::io::stdin().take(MAX_INPUT_BYTES + 1).read_to_string(&mut text);
         read_result.context("cannot read standard input")?;
     } else {
-        let file = std::fs::File::open(path);
+        let open_result = std::fs::File::open(path);
         let read_result =
-            file.and_then(|file| file.take(MAX_INPUT_BYTES + 1).read_to_string(&mut text));
+            open_result.and_then(|file| file.take(MAX_INPUT_BYTES + 1).read_to_string(&mut text));
         read_result.with_context(|| format!("cannot read {}", path.display()))?;
     }
     if text.len() as u64 > MAX_INPUT_BYTES {

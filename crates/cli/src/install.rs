@@ -287,8 +287,9 @@ fn parse_address_range(text: &str) -> Result<Option<AddressRange>, String> {
     if text == NONE {
         return Ok(None);
     }
-    let range = text.parse().map(Some);
-    range.map_err(|()| "is not a range of addresses; use CIDR, such as 10.0.0.0/28".to_owned())
+    let parse_result = text.parse().map(Some);
+    parse_result
+        .map_err(|()| "is not a range of addresses; use CIDR, such as 10.0.0.0/28".to_owned())
 }
 
 fn print_next_step() {

@@ -10,16 +10,16 @@ use anyhow::bail;
 #[derive(Debug)]
 pub(crate) struct PortSearch {
     next_port: Cell<u16>,
-    /// The first port of the kernel's ephemeral range.
+    /// The first port of the kernel's ephemeral range, at which the search ends.
     range_end: u16,
 }
 
 impl PortSearch {
     /// Creates a search. Concurrent processes start their searches at different ports.
     pub(crate) fn new() -> Self {
-        let ephemeral_range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+        let read_result = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
         let first_ephemeral_port: Option<u16> =
-            ephemeral_range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
+            read_result.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
         let range_end = first_ephemeral_port.unwrap_or(FIRST_EPHEMERAL_PORT).max(FIRST_PORT + 1);
         let offset =
             std::process::id().wrapping_mul(SEARCH_STRIDE) % u32::from(range_end - FIRST_PORT);

@@ -88,7 +88,8 @@ impl ProxyArgs {
     }
 }
 
-/// Runs a proxy until a signal stops it and the drain delay has passed.
+/// Runs a proxy until a signal stops it and the drain delay has passed. `is_supervised` is true if `leno up` started
+/// the proxy, which then reports to `leno up` and executes its orders.
 pub(crate) async fn run_proxy(
     config: Config,
     is_supervised: bool,

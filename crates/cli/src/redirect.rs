@@ -133,8 +133,8 @@ impl RedirectArgs {
         // Before the excluded ports and ranges, which do not apply to DNS.
         if self.dns {
             rules.extend([NftMatch::UdpPort(DNS_PORT), NftMatch::TcpPort(DNS_PORT)].map(
-                |condition| NftRule {
-                    matches: vec![condition],
+                |nft_match| NftRule {
+                    matches: vec![nft_match],
                     verdict: NftVerdict::Redirect(DNS_PROXY_PORT),
                 },
             ));

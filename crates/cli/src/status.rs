@@ -41,9 +41,9 @@ impl StatusArgs {
     /// Prints the verdict; succeeds if there are no problems.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let path = self.data.path()?;
+        let data_directory = self.data.path()?;
         let (verdict, text) = runtime.block_on(async {
-            let mesh = MeshSocket::from_data(&path);
+            let mesh = MeshSocket::from_data(&data_directory);
             match collect_inputs(&mesh).await {
                 Ok(inputs) => {
                     let mut findings = collect_findings(&inputs);
@@ -54,7 +54,7 @@ impl StatusArgs {
                     (HealthVerdict::from_findings(findings, Some(inputs.status)), text)
                 }
                 Err(error) => {
-                    let finding = unreachable_finding(&error, &path);
+                    let finding = unreachable_finding(&error, &data_directory);
                     let text =
                         format!("cannot check the mesh: 1 problem\n{}", format_finding(&finding));
                     (HealthVerdict::from_findings(vec![finding], None), text)

@@ -104,7 +104,7 @@ impl TapArgs {
         let stop_signal = stop::stop_signal()?;
         stop::exit_when_blocked(|| {}, Some(self.duration))?;
         let mut tap_output =
-            TapOutput { output: self.output, remaining_requests: self.count, dropped_requests: 0 };
+            TapOutput { format: self.output, remaining_requests: self.count, dropped_requests: 0 };
         if self.output == TapFormat::Table {
             tap_output.print_line(&HEADER.map(str::to_owned).join("  "))?;
         }
@@ -184,7 +184,7 @@ async fn print_page_url(mesh: &MeshSocket) -> anyhow::Result<()> {
 
 /// Prints requests in the selected format, and counts the requests that sidecars dropped.
 struct TapOutput {
-    output: TapFormat,
+    format: TapFormat,
     /// The number of requests that are still to be printed; `None` is unlimited.
     remaining_requests: Option<u64>,
     /// The number of requests that sidecars did not report, because of the rate limit.
@@ -204,7 +204,7 @@ impl TapOutput {
             self.dropped_requests = self.dropped_requests.saturating_add(dropped_count);
             return Ok(true);
         }
-        match self.output {
+        match self.format {
             TapFormat::Json => self.print_line(&escape_json(line))?,
             TapFormat::Yaml => {
                 let document = escape_json(&yaml::write_documents(std::slice::from_ref(&record)));
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn dropped_requests_do_not_count_towards_the_limit() {
         let mut tap_output =
-            TapOutput { output: TapFormat::Json, remaining_requests: Some(2), dropped_requests: 0 };
+            TapOutput { format: TapFormat::Json, remaining_requests: Some(2), dropped_requests: 0 };
         assert!(tap_output.handle_line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
         assert!(tap_output.handle_line("{\"path\":\"/\"}").unwrap());
         assert!(!tap_output.handle_line("{\"path\":\"/\"}").unwrap());

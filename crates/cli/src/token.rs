@@ -62,6 +62,7 @@ impl TokenArgs {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Requests a token for the workload from the control plane.
     async fn request_token(&self) -> anyhow::Result<JoinBundle> {
         let data = self.data.path()?;
         let mut path = format!("/token?workload={}", self.workload);

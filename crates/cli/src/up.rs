@@ -11,9 +11,9 @@ mod netns;
 mod placement;
 pub(crate) mod ports;
 pub(crate) mod process_groups;
+mod procfs;
 mod restart;
 mod sidecar;
-mod sockets;
 mod summary;
 
 use std::net::SocketAddr;
@@ -98,7 +98,7 @@ impl UpArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Stops the applications and removes the network namespaces that killed meshes left, and prints them.
+    /// Stops the applications and removes the network namespaces that killed meshes left. Prints a line for each.
     fn remove_leftovers(&self) -> anyhow::Result<ExitCode> {
         let data = self.mesh.data.path()?;
         let mut lines = Vec::new();
@@ -137,7 +137,7 @@ impl UpArgs {
         let data_option = self.mesh.data.data_option();
         let control_ended = mesh.control_ended();
         let serve_loop = async {
-            mesh.wait_until_up(SUMMARY_TIMEOUT).await;
+            mesh.wait_until_settled(SUMMARY_TIMEOUT).await;
             mesh.print_summary(&data_option).await;
             loop {
                 mesh.supervise_until(reload_signal.wait_for_reload()).await;

@@ -294,7 +294,7 @@ async fn handle_request(admin: &AdminHandler, request: Request<Incoming>) -> Res
         },
         _ => return text_response(StatusCode::METHOD_NOT_ALLOWED, PATH_LIST_TEXT.to_owned()),
     };
-    let _permit = admin.query_share.acquire_turn().await;
+    let _turn = admin.query_share.acquire_turn().await;
     state_task_response(&admin.queries, admin_query).await
 }
 
@@ -304,10 +304,10 @@ async fn query_sidecar(admin: &AdminHandler, query: &str) -> Response<Full<Bytes
         let hint = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
         return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
-    let permit = admin.query_share.acquire_turn().await;
+    let turn = admin.query_share.acquire_turn().await;
     let response = query_state_task(&admin.queries, AdminQuery::Sidecar(workload.clone())).await;
     // The state task is idle while the sidecar responds.
-    drop(permit);
+    drop(turn);
     let Some(AdminResponse::Sidecar(location)) = response else { return stopping_response() };
     match sidecar_query::send_query(&admin.operators.queries, &workload, location, path).await {
         Ok(reply) => {
@@ -439,7 +439,7 @@ pub(crate) fn parse_query(path: &str, query: Option<&str>) -> Option<AdminQuery>
     })
 }
 
-/// Parses the subject of `/history`: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
+/// Parses the subject of `/history`, the object that is plotted: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
 fn parse_subject(query: &str) -> Option<PlotSubject> {
     let (kind, name) = query.split_once('=')?;
     let name = decode_percent(name)?;
@@ -496,7 +496,7 @@ const PATH_LIST_TEXT: &str = "leno control: GET /workloads /services /certificat
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
 /// The pause after a query, in multiples of its duration. With 1, queries take at most half of the state task's time.
-pub(crate) const QUERY_PAUSE: u32 = 1;
+pub(crate) const QUERY_PAUSE_FACTOR: u32 = 1;
 
 /// Maximum concurrent admin connections; more wait.
 const MAX_CONNECTIONS: usize = 64;

@@ -25,7 +25,7 @@ pub struct Application {
     pub restarts: u64,
     /// The number of consecutive exits soon after a start.
     pub failures: u32,
-    /// The exit status of the last exit.
+    /// The exit status of the last exit; `None` before the first one.
     pub last_exit: Option<String>,
     /// Ports that the application does not serve, with the cause.
     pub ports: BTreeMap<u16, String>,
@@ -140,7 +140,7 @@ pub const PORT_NOT_LISTENING: &str = "no process listens on the port";
 /// The problem of a port while the application's readiness check fails.
 pub const PORT_UNREADY: &str = "the readiness check fails";
 
-/// The uptime after which an application is stable and its failure count restarts.
+/// The uptime after which an application is stable, so that it no longer counts as crash-looping.
 const STABLE_UPTIME: Duration = Duration::from_secs(30);
 /// The number of consecutive early exits from which an application crash-loops. A single one may be accidental.
 const MIN_EARLY_EXITS: u32 = 2;

@@ -163,7 +163,7 @@ impl OwnAuthorityFiles {
 
 /// An open directory handle. It stays open so that no later directory gets the same inode number.
 #[derive(Debug, Clone, Default)]
-struct OpenedDirectory(Option<(Inode, Arc<File>)>);
+struct OpenedDirectory(Option<(FileIdentity, Arc<File>)>);
 
 impl OpenedDirectory {
     /// Opens the directory that is now at the path; returns this one if none can be opened there.
@@ -176,30 +176,30 @@ impl OpenedDirectory {
         options.read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed());
         options
             .open(path)
-            .and_then(|file| Ok((inode(&file.metadata()?), Arc::new(file))))
-            .map_or_else(|_| self.clone(), |inode_and_file| Self(Some(inode_and_file)))
+            .and_then(|file| Ok((file_identity(&file.metadata()?), Arc::new(file))))
+            .map_or_else(|_| self.clone(), |identity_and_file| Self(Some(identity_and_file)))
     }
 
     /// True unless `self` and `other` are both open and are the same directory.
     fn differs_from(&self, other: &Self) -> bool {
-        let inode = |directory: &Self| directory.0.as_ref().map(|(inode, _)| *inode);
-        inode(self).is_none_or(|own_inode| inode(other) != Some(own_inode))
+        let identity = |directory: &Self| directory.0.as_ref().map(|(identity, _)| *identity);
+        identity(self).is_none_or(|own_identity| identity(other) != Some(own_identity))
     }
 
     /// True if the path is missing or names another directory. False if no directory was opened.
     fn is_removed_from(&self, path: &Path) -> bool {
-        let Some((own_inode, _)) = &self.0 else { return false };
+        let Some((own_identity, _)) = &self.0 else { return false };
         match fs::metadata(path) {
-            Ok(metadata) => inode(&metadata) != *own_inode,
+            Ok(metadata) => file_identity(&metadata) != *own_identity,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }
 }
 
-/// A device number, and an inode number on that device.
-type Inode = (u64, u64);
+/// The identity of a file: a device number, and an inode number on that device.
+type FileIdentity = (u64, u64);
 
-fn inode(metadata: &Metadata) -> Inode {
+fn file_identity(metadata: &Metadata) -> FileIdentity {
     (metadata.dev(), metadata.ino())
 }
 
@@ -216,14 +216,14 @@ async fn follow_revocations(
 ) {
     let mut has_failed = false;
     loop {
-        let (mut read_file, previous_workloads) =
+        let (mut followed_file, previous_workloads) =
             (revocation_file.clone(), revoked_workloads.borrow().clone());
         let read_task = spawn_blocking(move || {
-            let read_result = read_file.read(&previous_workloads);
-            (read_file, read_result)
+            let read_result = followed_file.read(&previous_workloads);
+            (followed_file, read_result)
         });
-        if let Ok((read_file, read_result)) = read_task.await {
-            revocation_file = read_file;
+        if let Ok((followed_file, read_result)) = read_task.await {
+            revocation_file = followed_file;
             match read_result {
                 Ok(new) => {
                     has_failed = false;

@@ -64,7 +64,7 @@ pub(crate) struct Certifier {
     /// The last certificate of each known workload.
     certificates: BTreeMap<WorkloadName, SignedCertificate>,
     /// The newest known registration of each workload that joined with a token.
-    registrations: BTreeMap<WorkloadName, u64>,
+    latest_registrations: BTreeMap<WorkloadName, u64>,
     rejected_joins: Arc<RejectedJoins>,
     /// The number of certificates issued since the start.
     pub(crate) issued_count: u64,
@@ -150,7 +150,7 @@ impl Certifier {
             queued_joins: FairQueue::new(),
             reviews: TokenReviews::new(),
             certificates: BTreeMap::new(),
-            registrations: BTreeMap::new(),
+            latest_registrations: BTreeMap::new(),
             rejected_joins: Arc::default(),
             issued_count: 0,
             rejected_count: 0,
@@ -174,12 +174,12 @@ impl Certifier {
     }
 
     /// Returns `Ok` if a token may be reviewed: it was not just rejected, and its source is not suspended.
-    pub(crate) fn permit_review(
+    pub(crate) fn check_review_permitted(
         &self,
         pending_join: &PendingJoin,
         now: Instant,
     ) -> Result<(), ReviewNotStarted> {
-        self.reviews.permit_review(pending_join, now)
+        self.reviews.check_review_permitted(pending_join, now)
     }
 
     /// Starts the review of a token of another issuer.
@@ -318,7 +318,8 @@ impl Certifier {
         }
     }
 
-    /// Counts the outcome of a job. Returns the certificate, with its reason, if it was signed and delivered.
+    /// Counts the outcome of a job, and records the certificate of a delivered response. Returns this certificate with
+    /// the reason for its signature; `None` if none was delivered.
     fn record_outcome(
         &mut self,
         result: Result<SigningOutcome, JoinError>,
@@ -342,7 +343,8 @@ impl Certifier {
     /// Records the certificate that a workload holds.
     pub(crate) fn record_certificate(&mut self, certificate: SignedCertificate) {
         if let Some(Instance::Registration(number)) = certificate.instance {
-            let latest_number = self.registrations.entry(certificate.workload.clone()).or_default();
+            let latest_number =
+                self.latest_registrations.entry(certificate.workload.clone()).or_default();
             *latest_number = number.max(*latest_number);
         }
         self.rejected_joins.remove_joined(&certificate.workload);
@@ -351,7 +353,7 @@ impl Certifier {
 
     pub(crate) fn forget_workload(&mut self, workload: &WorkloadName) {
         self.certificates.remove(workload);
-        self.registrations.remove(workload);
+        self.latest_registrations.remove(workload);
     }
 
     /// Reads the newest registration of a workload, because the workload may have joined at another control plane with
@@ -364,7 +366,9 @@ impl Certifier {
         match self.signer.join_credentials.registrations.latest_number(workload) {
             // The workload has no registration.
             Ok(0) => {}
-            Ok(latest_number) => drop(self.registrations.insert(workload.clone(), latest_number)),
+            Ok(latest_number) => {
+                self.latest_registrations.insert(workload.clone(), latest_number);
+            }
             Err(error) => {
                 tracing::error!(%error, %workload, "cannot read the registration of the workload")
             }
@@ -376,7 +380,7 @@ impl Certifier {
         match &workload.uid {
             Some(uid) => Instance::Pod(uid.clone()),
             None => {
-                let latest_number = self.registrations.get(&workload.name).copied();
+                let latest_number = self.latest_registrations.get(&workload.name).copied();
                 Instance::Registration(latest_number.unwrap_or_default())
             }
         }

@@ -86,7 +86,7 @@ pub(crate) fn compile_config(
             }
         }
     }
-    // `with_addresses` and `with_names` set these.
+    // `with_addresses` and `with_dns_records` set these.
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
     CompiledConfig {
         snapshot: Arc::new(Snapshot { config: workload_config, services, addresses, names }),
@@ -143,7 +143,7 @@ impl CompiledConfig {
     }
 
     /// Sets the DNS records of the queried names.
-    pub(crate) fn with_names(mut self, names: BTreeMap<ServiceName, Arc<DnsRecord>>) -> Self {
+    pub(crate) fn with_dns_records(mut self, names: BTreeMap<ServiceName, Arc<DnsRecord>>) -> Self {
         Arc::make_mut(&mut self.snapshot).names = names;
         self
     }
@@ -151,7 +151,7 @@ impl CompiledConfig {
 
 /// Returns the endpoints that are missing from a workload's configuration because their sidecars have not
 /// reported yet.
-pub(crate) fn uncertain_endpoints(
+pub(crate) fn find_unknown_endpoints(
     mesh: &Mesh,
     workload: &Workload,
     compiled_config: &CompiledConfig,

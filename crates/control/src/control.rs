@@ -145,7 +145,7 @@ impl Control {
             config,
             authority,
             join_credentials,
-            revoked: watch::Sender::new(revoked_workloads),
+            revoked_workloads: watch::Sender::new(revoked_workloads),
             listener,
             address,
             admin_listener,
@@ -296,7 +296,7 @@ struct OpenedResources {
     config: Config,
     authority: watch::Sender<Arc<Authority>>,
     join_credentials: Arc<JoinCredentials>,
-    revoked: watch::Sender<RevokedWorkloads>,
+    revoked_workloads: watch::Sender<RevokedWorkloads>,
     /// The listener for proxies and other control planes, and its address.
     listener: TcpListener,
     address: SocketAddr,
@@ -333,8 +333,8 @@ impl OpenedResources {
         // The queues to the state task, the state, and the values that other tasks watch.
         let (events, proxy_events) = event_queue(self.config.limits.connections + MAX_PEER_STREAMS);
         let (queries, query_receiver) = mpsc::channel(MAX_QUERIES);
-        let (key_sender, key_update_receiver) = mpsc::channel(MAX_KEY_UPDATES);
-        let (final_query, final_query_receiver) = oneshot::channel();
+        let (key_update_sender, key_update_receiver) = mpsc::channel(MAX_KEY_UPDATES);
+        let (final_query_sender, final_query_receiver) = oneshot::channel();
         let page_address = self.page.as_ref().map(Page::address);
         let state = self.create_control_state(first_update, key_updates);
         let (applications, replaced_sidecars) =
@@ -344,7 +344,7 @@ impl OpenedResources {
         let (status, sidecar_facts) =
             (state.outputs.status.subscribe(), state.outputs.sidecar_facts.clone());
         // The servers and clients of the state task.
-        let metrics_exporter = self.metrics_exporter(&state, queries.clone(), final_query);
+        let metrics_exporter = self.metrics_exporter(&state, queries.clone(), final_query_sender);
         let invitations = Arc::new(self.create_invitations(workloads.clone()));
         let server = Arc::new(self.proxy_server(&state, events));
         let peer_streams =
@@ -358,7 +358,7 @@ impl OpenedResources {
             events: proxy_events,
             queries: query_receiver,
             authority: self.authority.subscribe(),
-            revoked: self.revoked.subscribe(),
+            revoked: self.revoked_workloads.subscribe(),
             key_updates: key_update_receiver,
             final_query: final_query_receiver,
             stop: self.stop.subscribe(),
@@ -368,7 +368,7 @@ impl OpenedResources {
         // The tasks.
         let (stop, monitor) = (|| self.stop.subscribe(), || self.task_monitor.clone());
         tasks.spawn(monitor().run(ControlTask::State, run_state_task(state, inbox)));
-        tasks.spawn(monitor().run(ControlTask::Push, metrics_exporter.run(stop())));
+        tasks.spawn(monitor().run(ControlTask::Push, metrics_exporter.export_metrics(stop())));
         let (peers, discovered) =
             (self.other_control_planes(), self.config.discovered_peers.clone());
         tasks.spawn(monitor().run(ControlTask::Peers, follow_all(peers, discovered, peer_streams)));
@@ -377,13 +377,13 @@ impl OpenedResources {
         tasks.spawn(monitor().run(ControlTask::Listener, accept_loop));
         let admin_loop = admin::serve(self.admin_listener, socket_path.clone(), admin, stop());
         tasks.spawn(monitor().run(ControlTask::Admin, admin_loop));
-        tasks.spawn(
-            monitor().run(ControlTask::Certificate, self.server_credential.renew_until_closed()),
-        );
-        let fetch_loop = self.jwks_fetcher.fetch_until_closed(key_sources, key_sender);
+        let renewal = self.server_credential.renew_until_closed();
+        tasks.spawn(monitor().run(ControlTask::Certificate, renewal));
+        let fetch_loop = self.jwks_fetcher.fetch_until_closed(key_sources, key_update_sender);
         tasks.spawn(monitor().run(ControlTask::Keys, run_until_stopped(fetch_loop, stop())));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let file_watch = follow_files(&self.config, self.authority, self.revoked, self.directory);
+        let revoked = self.revoked_workloads;
+        let file_watch = follow_files(&self.config, self.authority, revoked, self.directory);
         tasks.spawn(monitor().run(ControlTask::Authority, run_until_stopped(file_watch, stop())));
         Control {
             listen_address: self.address,
@@ -464,7 +464,7 @@ impl OpenedResources {
             reload: Arc::clone(&self.reload),
             operators,
             explain_runner,
-            query_share: QueryShare::new(admin::QUERY_PAUSE),
+            query_share: QueryShare::new(admin::QUERY_PAUSE_FACTOR),
         })
     }
 
@@ -507,7 +507,7 @@ impl OpenedResources {
             startup_grace: StartupGrace::new(now, times.startup_grace),
             certifier: Certifier::new(authority, join_credentials, lifetime)
                 .with_reviewer(self.config.reviewer.clone()),
-            pending_registrations: Vec::new(),
+            waiting_joins: Vec::new(),
             diagnostics: Diagnostics::default(),
             jwks_fetches: JwksFetches::new(self.config.key_access.shows_failure_causes),
             verified_connections: Arc::<VerifiedConnections>::default(),
@@ -533,7 +533,7 @@ impl OpenedResources {
             key_updates,
             &self.trust_domain(),
             ca_generation,
-            self.revoked.borrow().clone(),
+            self.revoked_workloads.borrow().clone(),
         )
     }
 

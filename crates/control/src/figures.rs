@@ -1,4 +1,4 @@
-//! Formats counts, rates, shares and times for people.
+//! Formats counts, rates, shares and times for people, and defines the success rates of unhealthy services.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub fn format_rate(per_second: f64) -> String {
     }
 }
 
-/// Formats a share as a percentage that is 100 only if exact: `99.98 %`, `100 %`.
+/// Formats a share as a percentage that is 100 only if exact: `99.98 %`, `100 %`. Returns an empty text for `None`.
 #[must_use]
 pub fn format_share(share: Option<f64>) -> String {
     match share {

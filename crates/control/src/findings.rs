@@ -41,7 +41,8 @@ pub struct FindingInputs {
     pub services: Vec<ServiceStatus>,
     /// Joins that were rejected lately.
     pub rejected_joins: Vec<RejectedJoinStatus>,
-    /// The result of the control plane's test write in its data directory.
+    /// The status of the control plane's data directory, with the result of a test write; `None` if the control plane is
+    /// of an earlier release.
     pub directory: Option<DirectoryStatus>,
     /// The response of `/rejected`: rejected documents, and warnings.
     pub rejected: Value,
@@ -358,10 +359,10 @@ fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
             "keep the trust domain of the authority, or start a mesh with another data directory",
         ));
     }
-    let warnings = rejected_list("warnings").map_or(0, Vec::len);
-    if warnings > 0 {
+    let warning_count = rejected_list("warnings").map_or(0, Vec::len);
+    if warning_count > 0 {
         findings.push(Finding::notice(
-            format_count(warnings, "warning"),
+            format_count(warning_count, "warning"),
             "leno get rejected shows them",
         ));
     }

@@ -1,4 +1,4 @@
-//! Test fixtures: meshes from YAML, a Bookinfo-like one, and random changes.
+//! Test fixtures: meshes from YAML, the sample application Bookinfo, and random changes.
 
 use std::net::SocketAddr;
 
@@ -165,53 +165,53 @@ impl Dice {
 /// A small set of names, so that objects often refer to each other.
 pub(crate) const LETTERS: &[&str] = &["a", "b", "c", "d"];
 
-/// Returns an `OutlierDetection` of two services.
-fn outlier_manifest([one, two]: [&str; 2], [port, failures]: [&str; 2]) -> String {
+/// Returns the `spec` of an `OutlierDetection` of two services.
+fn outlier_spec([one, two]: [&str; 2], [port, failures]: [&str; 2]) -> String {
     format!(
         "spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
          {{kind: Service, name: {two}}}], consecutiveFailures: {failures}}}"
     )
 }
 
-/// Returns a `SermantRemoval` with a rule for one service.
-fn sermant_manifest(service: &str, min_instances: &str) -> String {
+/// Returns the `spec` of a `SermantRemoval` with a rule for one service.
+fn sermant_spec(service: &str, min_instances: &str) -> String {
     format!(
         "spec: {{compat: sermant, config: '{{enableRemoval: true, \
          rules: [{{key: {service}, minInstanceNum: {min_instances}}}, {{key: default-rule}}]}}'}}"
     )
 }
 
-/// Returns a `TagRoute` of one service.
-fn tag_manifest(service: &str, tier: &str, tag: &str) -> String {
+/// Returns the `spec` of a `TagRoute` of one service.
+fn tag_spec(service: &str, tier: &str, tag: &str) -> String {
     format!(
         "spec: {{service: {service}, fallbackPolicy: any, rules: [{{split: [{{tags: {{tier: {tier}}}}}]}}], \
          preferSameTag: [{{tags: [{tag}]}}]}}"
     )
 }
 
-/// Returns a `TagRoute` of many services with a rule that matches the caller.
-fn caller_manifest(scope: &str, tier: &str, app: &str) -> String {
+/// Returns the `spec` of a `TagRoute` of many services with a rule that matches the caller.
+fn caller_spec(scope: &str, tier: &str, app: &str) -> String {
     format!(
         "spec: {{scope: {scope}, fallbackPolicy: fail, rules: [{{from: {{tags: {{tier: {tier}}}}}, \
          split: [{{tags: {{app: {app}}}}}]}}]}}"
     )
 }
 
-/// Returns a `Lane`.
-fn lane_manifest(service: &str, lane: &str) -> String {
+/// Returns the `spec` of a `Lane`.
+fn lane_spec(service: &str, lane: &str) -> String {
     format!("spec: {{service: {service}, rules: [{{marks: [{{headers: {{x-lane: {lane}}}}}]}}]}}")
 }
 
-/// Returns a route to two backends.
-fn route_manifest([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String {
+/// Returns the `spec` of a route to two backends, the second at `other_port`.
+fn route_spec([parent, port]: [&str; 2], [one, two]: [&str; 2], other_port: &str) -> String {
     format!(
         "spec: {{parentRefs: [{{group: \"\", kind: Service, name: {parent}, port: {port}}}], \
-         rules: [{{backendRefs: [{{name: {one}, port: 80}}, {{name: {two}, port: {other}}}]}}]}}"
+         rules: [{{backendRefs: [{{name: {one}, port: 80}}, {{name: {two}, port: {other_port}}}]}}]}}"
     )
 }
 
-/// Returns a split of a service.
-fn split_manifest([root, backend]: [&str; 2], matches: &str) -> String {
+/// Returns the `spec` of a `TrafficSplit`; `matches` is one of [`MATCHES`].
+fn split_spec([root, backend]: [&str; 2], matches: &str) -> String {
     format!("spec: {{service: {root}, {matches}backends: [{{service: {backend}, weight: 1}}]}}")
 }
 
@@ -223,8 +223,8 @@ fn gateway_version(kind: &str) -> &'static str {
     }
 }
 
-/// Returns a service that selects by two labels.
-fn service_manifest([app, tier]: [&str; 2], port: &str) -> String {
+/// Returns the `spec` of a `Service` that selects by two labels.
+fn service_spec([app, tier]: [&str; 2], port: &str) -> String {
     format!(
         "spec: {{selector: {{app: {app}, tier: {tier}}}, ports: [{{port: 80, targetPort: {port}}}]}}"
     )
@@ -244,16 +244,16 @@ const MATCHES: &[&str] = &["", "matches: [{kind: HTTPRouteGroup, name: a}], "];
 /// Scopes of a `TagRoute` other than one service.
 const SCOPES: &[&str] = &["mesh", "namespace"];
 
-/// Returns an `AccessPolicy`.
-fn access_manifest(account: &str, peer: &str) -> String {
+/// Returns the `spec` of an `AccessPolicy`.
+fn access_spec(account: &str, peer: &str) -> String {
     format!(
         "spec: {{serviceAccounts: [{account}], deny: [{{ports: [81]}}], \
          allow: [{{from: [{{serviceAccount: \"{peer}*\"}}]}}]}}"
     )
 }
 
-/// Returns an `IngressBackend`.
-fn ingress_manifest([service, source, group]: [&str; 3], port: &str) -> String {
+/// Returns the `spec` of an `IngressBackend`.
+fn ingress_spec([service, source, group]: [&str; 3], port: &str) -> String {
     format!(
         "spec: {{backends: [{{name: {service}, port: {{number: {port}, protocol: http}}}}], \
          sources: [{{kind: IPRange, name: 10.0.0.0/8}}, \
@@ -262,8 +262,8 @@ fn ingress_manifest([service, source, group]: [&str; 3], port: &str) -> String {
     )
 }
 
-/// Returns an `Egress`.
-fn egress_manifest(account: &str, group: &str, port: &str) -> String {
+/// Returns the `spec` of an `Egress`.
+fn egress_spec(account: &str, group: &str, port: &str) -> String {
     format!(
         "spec: {{sources: [{{kind: ServiceAccount, name: {account}, namespace: bookinfo}}], \
          hosts: [{account}.example], ports: [{{number: {port}, protocol: http}}], \
@@ -271,8 +271,8 @@ fn egress_manifest(account: &str, group: &str, port: &str) -> String {
     )
 }
 
-/// Returns a `Retry`.
-fn retry_manifest(account: &str, services: [&str; 2], attempts: &str) -> String {
+/// Returns the `spec` of a `Retry`.
+fn retry_spec(account: &str, services: [&str; 2], attempts: &str) -> String {
     let [one, other] = services;
     let other = match one == other {
         true => String::new(),
@@ -292,8 +292,8 @@ const LENO: &str = "leno.dev/v1alpha1";
 /// The values of `defaultPolicy`.
 const DEFAULT_POLICIES: &[&str] = &["deny", "allow", "dry-run"];
 
-/// Returns random mesh settings, mostly `deny`: the default policy with the most dependencies.
-fn random_settings(dice: &mut Dice) -> String {
+/// Returns a random `MeshConfig`, mostly with `deny`: the default policy with the most dependencies.
+fn random_mesh_config(dice: &mut Dice) -> String {
     format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{trustDomain: cluster.local, defaultPolicy: {}, egress: {}, \
@@ -308,7 +308,7 @@ fn random_settings(dice: &mut Dice) -> String {
 /// Returns a random change: an object with a random kind, name and references, or its removal.
 pub(crate) fn random_change(dice: &mut Dice) -> Change {
     let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
-    let (port, other) = (dice.pick(&["80", "81"]), dice.pick(&["80", "81"]));
+    let (port, other_port) = (dice.pick(&["80", "81"]), dice.pick(&["80", "81"]));
     let header = |kind: &str, version: &str, extra_metadata: &str| {
         format!(
             "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, namespace: bookinfo{extra_metadata}}}\n"
@@ -328,14 +328,14 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             dice.pick(DEFAULT_POLICIES),
         ),
         2 => format!(
-            "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other}}}]}}",
+            "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other_port}}}]}}",
             header("Service", "v1", ""),
         ),
-        3 => format!("{}{}", header("Service", "v1", ""), service_manifest([one, two], three)),
+        3 => format!("{}{}", header("Service", "v1", ""), service_spec([one, two], three)),
         4 => {
             let kind = dice.pick(ROUTES);
             header(kind, gateway_version(kind), "")
-                + &route_manifest([one, port], [two, three], other)
+                + &route_spec([one, port], [two, three], other_port)
         }
         5 => format!(
             "{}spec: {{destination: {}, sources: [{}, {}], rules: \
@@ -353,21 +353,20 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             "{}spec: {{matches: {{ports: [{port}]}}}}",
             header("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
         ),
-        8 => header("OutlierDetection", LENO, "") + &outlier_manifest([one, two], [port, other]),
-        9 => header("SermantRemoval", LENO, "") + &sermant_manifest(one, port),
-        10 => header("TagRoute", LENO, "") + &tag_manifest(one, two, three),
-        11 => header("TagRoute", LENO, "") + &caller_manifest(dice.pick(SCOPES), one, two),
-        12 => header("Lane", LENO, "") + &lane_manifest(one, two),
-        13 => {
-            header("TrafficSplit", SMI_SPLIT, "") + &split_manifest([one, two], dice.pick(MATCHES))
-        }
-        14 => header("AccessPolicy", LENO, "") + &access_manifest(one, two),
-        15 => header("IngressBackend", OSM, "") + &ingress_manifest([one, two, three], port),
-        16 => header("Egress", OSM, "") + &egress_manifest(one, two, port),
-        17 => header("Retry", OSM, "") + &retry_manifest(one, [two, three], dice.pick(&["1", "2"])),
-        _ => random_settings(dice),
+        8 => header("OutlierDetection", LENO, "") + &outlier_spec([one, two], [port, other_port]),
+        9 => header("SermantRemoval", LENO, "") + &sermant_spec(one, port),
+        10 => header("TagRoute", LENO, "") + &tag_spec(one, two, three),
+        11 => header("TagRoute", LENO, "") + &caller_spec(dice.pick(SCOPES), one, two),
+        12 => header("Lane", LENO, "") + &lane_spec(one, two),
+        13 => header("TrafficSplit", SMI_SPLIT, "") + &split_spec([one, two], dice.pick(MATCHES)),
+        14 => header("AccessPolicy", LENO, "") + &access_spec(one, two),
+        15 => header("IngressBackend", OSM, "") + &ingress_spec([one, two, three], port),
+        16 => header("Egress", OSM, "") + &egress_spec(one, two, port),
+        17 => header("Retry", OSM, "") + &retry_spec(one, [two, three], dice.pick(&["1", "2"])),
+        _ => random_mesh_config(dice),
     };
     let object = parse_objects(&yaml).pop().unwrap();
+    // A quarter of the changes are removals.
     match (dice.next_below(4), object.object_key()) {
         (0, key) if key != ObjectKey::MeshConfig => Change::Remove(key),
         _ => Change::Upsert(object),

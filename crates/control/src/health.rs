@@ -54,10 +54,10 @@ impl HealthListener {
         let stop = watch::Sender::new(false);
         let query_share = QueryShare::new(METRICS_PAUSE_FACTOR);
         let scrape_limit = ConcurrencyLimit::new(MAX_SCRAPES, MAX_SCRAPES_PER_SOURCE);
-        let server =
+        let handler =
             Arc::new(HealthHandler { state: state.subscribe(), query_share, scrape_limit });
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve_all(listener, MAX_CONNECTIONS, server, stop.subscribe()));
+        tasks.spawn(serve_all(listener, MAX_CONNECTIONS, handler, stop.subscribe()));
         Ok(Self { address, state, stop, tasks })
     }
 

@@ -277,8 +277,8 @@ impl History {
         }
     }
 
-    /// Returns the plots of one service or route; `None` if it has no traffic.
-    pub(crate) fn subject_plots(
+    /// Returns the rates, plots and failure reasons of one service or route; `None` if it has no traffic.
+    pub(crate) fn subject_history(
         &self,
         subject: &PlotSubject,
         now: Duration,

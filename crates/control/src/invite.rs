@@ -39,7 +39,11 @@ impl Invitations {
             return Err(InviteError::UnknownWorkload(workload.clone()));
         }
         Ok(JoinBundle {
-            token: self.tokens.mint(workload, lifetime.unwrap_or(self.token_lifetime), now)?,
+            token: self.tokens.issue_token(
+                workload,
+                lifetime.unwrap_or(self.token_lifetime),
+                now,
+            )?,
             control_addresses: self.control_addresses.clone(),
             trust_domain: self.trust_domain.clone(),
             roots: self.authority.borrow().roots(),

@@ -1,6 +1,7 @@
 //! Fetches the JWKS of issuers periodically, and reports the results to the state task.
 //!
-//! Sidecars receive the keys with their configuration, so that none of them needs access to an issuer.
+//! A JWKS endpoint is the URL or file ([`KeySource`]) of an issuer's key set. Sidecars receive the keys with their
+//! configuration, so that none of them needs access to an issuer.
 
 mod access;
 mod fetch_interval;
@@ -27,14 +28,14 @@ pub(crate) use fetches::JwksFetches;
 /// The JWKS endpoints that policies of the mesh use.
 pub(crate) type ActiveKeySources = Arc<BTreeSet<KeySource>>;
 
-/// The result of a fetch.
+/// The result of a fetch, or the notice that an endpoint is no longer in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyUpdate {
     pub(crate) source: KeySource,
     pub(crate) outcome: FetchOutcome,
 }
 
-/// The outcome of a fetch.
+/// The outcome of a fetch, or the end of an endpoint's use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FetchOutcome {
     /// A changed key set.
@@ -84,13 +85,13 @@ pub(crate) struct JwksFetcher {
 struct JwksEndpointState {
     /// The current set; `None` before the first successful fetch.
     jwks: Option<Arc<str>>,
-    /// The ETag of the current set.
+    /// The ETag of the current set, if the server sent one.
     etag: Option<String>,
     /// The number of consecutive failures.
     consecutive_failures: u32,
     /// The time of the next fetch; absent while one is in progress.
     due_at: Option<Instant>,
-    /// Aborts the fetch that began last.
+    /// Aborts the fetch that began last; `None` before the first one.
     fetch_handle: Option<AbortHandle>,
     /// Locked while a file is read. Threads cannot be aborted, so further reads must not accumulate behind a read
     /// that hangs.
@@ -167,7 +168,7 @@ impl JwksFetcher {
                 }
             }
             self.start_due_fetches(now, |_| true);
-            let next_fetch = self.next_due(now);
+            let next_fetch = self.next_fetch_time(now);
             let key_update = tokio::select! {
                 changed = active_sources.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
@@ -251,7 +252,7 @@ impl JwksFetcher {
     }
 
     /// Returns the time at which the next fetch can start.
-    fn next_due(&self, now: Instant) -> Instant {
+    fn next_fetch_time(&self, now: Instant) -> Instant {
         let due_times = self.endpoints.values().filter_map(|endpoint| endpoint.due_at);
         let next_fetch = due_times.min().unwrap_or(now + IDLE_WAIT);
         // At the limit, pending fetches wait for one in progress.
@@ -336,7 +337,7 @@ const FIRST_FETCH_TIMEOUT: Duration = FETCH_TIMEOUT;
 const MAX_FETCHES: usize = 8;
 /// The interval of file checks, as for the authority's files.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The wait while no fetch is pending.
+/// The wait while no fetch is pending or no slot is free. A result or changed endpoints end it earlier.
 const IDLE_WAIT: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]

@@ -163,9 +163,9 @@ fn visit_key_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
     );
     let fetches = report.jwks_fetches;
     let results = [
-        ("changed", fetches.changed),
-        ("unchanged", fetches.unchanged),
-        ("failed", fetches.failed),
+        ("changed", fetches.changed_count),
+        ("unchanged", fetches.unchanged_count),
+        ("failed", fetches.failed_count),
     ];
     visit_labeled(visitor, &JWKS_FETCHES, "result", results);
 }

@@ -36,7 +36,7 @@ pub(crate) struct MetricsExporter {
 
 impl MetricsExporter {
     /// Exports periodically until shutdown, and a final time after the state task has ended.
-    pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
+    pub(crate) async fn export_metrics(self, mut stop: watch::Receiver<bool>) {
         let Self {
             resource_identity,
             exporter,

@@ -96,10 +96,10 @@ impl Page {
     ) {
         let findings_cache = FindingsCache::new(directory);
         let (query_share, explain_share) =
-            (QueryShare::new(QUERY_PAUSE), QueryShare::new(EXPLAIN_PAUSE));
+            (QueryShare::new(QUERY_PAUSE_FACTOR), QueryShare::new(EXPLAIN_PAUSE_FACTOR));
         let page_token = self.token.map(|token| PageToken::new(token, self.address.port()));
         let live_token = self.live_token;
-        let server = PageHandler {
+        let handler = PageHandler {
             queries,
             page_token,
             live_token,
@@ -109,8 +109,8 @@ impl Page {
             explain_share,
             findings_cache,
         };
-        let server = Arc::new(server);
-        serve_all(self.listener, MAX_CONNECTIONS, server, stop).await;
+        let handler = Arc::new(handler);
+        serve_all(self.listener, MAX_CONNECTIONS, handler, stop).await;
     }
 }
 
@@ -264,7 +264,7 @@ impl PageHandler {
             .or((path == "/prometheus/targets").then_some(path));
         match api_path.and_then(|path| parse_query(path, query_string)) {
             Some(admin_query) => {
-                let _permit = self.query_share.acquire_turn().await;
+                let _turn = self.query_share.acquire_turn().await;
                 match admin_query {
                     AdminQuery::Status => self.status_response().await,
                     AdminQuery::ScrapeTargets(_) => {
@@ -288,7 +288,7 @@ impl PageHandler {
         query: &str,
     ) -> Response<Either<Full<Bytes>, TapBody>> {
         let is_authorized = bearer_token(headers)
-            .is_some_and(|presented_token| is_equal(presented_token, &self.live_token));
+            .is_some_and(|presented_token| is_same_secret(presented_token, &self.live_token));
         if !is_authorized {
             return text_response(StatusCode::UNAUTHORIZED, LIVE_TOKEN_REQUIRED.to_owned())
                 .map(Either::Left);
@@ -319,7 +319,7 @@ impl PageHandler {
 
     /// Explains the rules for the request that a query describes.
     async fn explain_request(&self, query: &str) -> Response<Full<Bytes>> {
-        let _permit = self.explain_share.acquire_turn().await;
+        let _turn = self.explain_share.acquire_turn().await;
         match self.explain_runner.explain_query(query, query_objects(&self.queries)).await {
             Ok(explanation) => text_response(StatusCode::OK, explanation.text),
             Err((status, reason)) => text_response(status, reason),
@@ -368,7 +368,7 @@ fn admit_request(
         return PageAdmission::Admitted;
     };
     if let Some(presented_token) = target.strip_prefix("/?token=") {
-        if !is_equal(presented_token, token) {
+        if !is_same_secret(presented_token, token) {
             return reject_request(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED);
         }
         let mut response = text_response(StatusCode::SEE_OTHER, String::new());
@@ -390,7 +390,7 @@ fn admit_request(
     match [presented_bearer, cookie]
         .into_iter()
         .flatten()
-        .any(|presented_token| is_equal(presented_token, token))
+        .any(|presented_token| is_same_secret(presented_token, token))
     {
         true => PageAdmission::Admitted,
         false => reject_request(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED),
@@ -403,7 +403,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Compares two secrets in constant time.
-fn is_equal(a: &str, b: &str) -> bool {
+fn is_same_secret(a: &str, b: &str) -> bool {
     let pairs = a.bytes().zip(b.bytes());
     a.len() == b.len() && pairs.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
@@ -456,10 +456,10 @@ const MAX_CONNECTIONS: usize = 64;
 
 /// The pause after a query, in multiples of its duration. With 3, browsers take at most a quarter of the state task's
 /// time.
-const QUERY_PAUSE: u32 = 3;
+const QUERY_PAUSE_FACTOR: u32 = 3;
 
 /// The pause after an explanation, in multiples of its duration; it runs on a separate thread.
-const EXPLAIN_PAUSE: u32 = 1;
+const EXPLAIN_PAUSE_FACTOR: u32 = 1;
 
 /// The response to a request for live requests without the live token.
 const LIVE_TOKEN_REQUIRED: &str =

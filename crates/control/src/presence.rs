@@ -24,7 +24,7 @@ pub(crate) struct Presence {
 enum SidecarPresence {
     /// The sidecar has this stream, here or at another control plane.
     Connected(ConnectionId),
-    /// The stream of the sidecar ended; its grace period ends at this time.
+    /// The stream of the sidecar ended, or it reconnected without its listeners; its grace period ends at this time.
     Missing(Instant),
 }
 
@@ -85,7 +85,7 @@ impl Presence {
         lost
     }
 
-    /// Returns the next time at which the wait for a sidecar ends.
+    /// Returns the next time at which the wait for a sidecar ends; `None` if no sidecar is awaited.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let end_time = |presence: &SidecarPresence| match presence {
             SidecarPresence::Missing(end_time) => Some(*end_time),

@@ -12,8 +12,8 @@ use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
 use crate::compile::{
-    ServiceConfigCache, address_entries, compile_config, dns_records, prepare_services,
-    uncertain_endpoints, used_services,
+    ServiceConfigCache, address_entries, compile_config, dns_records, find_unknown_endpoints,
+    prepare_services, used_services,
 };
 use crate::config::Times;
 use crate::mesh::{AffectedSet, Index, Mesh};
@@ -42,7 +42,7 @@ pub(crate) struct ConnectedProxies {
     push_in_progress: Option<PushInProgress>,
     /// The number of the newest change or response.
     newest_change: ChangeId,
-    /// The total work so far, in budget units.
+    /// The total work so far, in budget units of about a microsecond.
     total_work: u64,
     pub(crate) pushes: ConfigPushes,
     pub(crate) change_log: ChangeLog,
@@ -56,8 +56,8 @@ struct PendingChanges {
     unsent_proxies: BTreeSet<ConnectionId>,
     /// The times at which the changes were processed, for the convergence time.
     change_times: Vec<Instant>,
-    first_change: Instant,
-    last_change: Instant,
+    first_change_time: Instant,
+    last_change_time: Instant,
 }
 
 /// A push in progress, sent in slices.
@@ -70,9 +70,9 @@ struct PushInProgress {
     processed_proxies: BTreeSet<ConnectionId>,
     change_times: Vec<Instant>,
     /// The number of proxies that the changes may affect.
-    affected_proxies: usize,
+    affected_count: usize,
     /// The number of proxies that received an update so far.
-    recipients: usize,
+    recipient_count: usize,
     started_at: Instant,
 }
 
@@ -249,8 +249,8 @@ impl ConnectedProxies {
         let pending = self.pending_changes.get_or_insert_with(|| PendingChanges {
             unsent_proxies: BTreeSet::new(),
             change_times: Vec::new(),
-            first_change: now,
-            last_change: now,
+            first_change_time: now,
+            last_change_time: now,
         });
         // The work of the later push counts now, so that it is charged to the connection that caused the change.
         for connection in affected_proxies {
@@ -261,7 +261,7 @@ impl ConnectedProxies {
                     self.total_work.saturating_add(UPDATE_UNITS.saturating_add(units));
             }
         }
-        pending.last_change = now;
+        pending.last_change_time = now;
         if pending.change_times.len() < MAX_TIMED_CHANGES {
             pending.change_times.push(now);
         }
@@ -274,7 +274,7 @@ impl ConnectedProxies {
         }
         let Times { debounce, max_debounce, .. } = self.times;
         let pending = self.pending_changes.as_ref()?;
-        Some((pending.last_change + debounce).min(pending.first_change + max_debounce))
+        Some((pending.last_change_time + debounce).min(pending.first_change_time + max_debounce))
     }
 
     /// Sends recorded changes to the affected proxies, one slice at a time, so that other work continues in
@@ -292,15 +292,15 @@ impl ConnectedProxies {
             else {
                 return SliceProgress::Complete;
             };
-            let (change, affected_proxies) = (self.newest_change, unsent_proxies.len());
+            let (change, affected_count) = (self.newest_change, unsent_proxies.len());
             let processed_proxies = BTreeSet::new();
             self.push_in_progress = Some(PushInProgress {
                 change,
                 unsent_proxies,
                 processed_proxies,
                 change_times,
-                affected_proxies,
-                recipients: 0,
+                affected_count,
+                recipient_count: 0,
                 started_at: now,
             });
         }
@@ -314,7 +314,7 @@ impl ConnectedProxies {
             let is_sent =
                 self.send_config(connection, mesh, grace_period) == Some(PushOutcome::Sent);
             if let Some(push_in_progress) = &mut self.push_in_progress {
-                push_in_progress.recipients += usize::from(is_sent);
+                push_in_progress.recipient_count += usize::from(is_sent);
                 push_in_progress.processed_proxies.insert(connection);
             }
         }
@@ -334,8 +334,8 @@ impl ConnectedProxies {
             change,
             mut processed_proxies,
             change_times,
-            affected_proxies,
-            recipients,
+            affected_count,
+            recipient_count,
             started_at,
             ..
         } = push_in_progress;
@@ -344,14 +344,14 @@ impl ConnectedProxies {
         };
         processed_proxies.retain(is_out_of_sync);
         self.service_configs.evict_unused();
-        self.counters.push_recipients += recipients as u64;
+        self.counters.push_recipients += recipient_count as u64;
         self.pushes.begin_push(
             change,
             change_times,
             SentPush {
                 sent_at: started_at,
-                affected_proxies,
-                recipients,
+                affected_count,
+                recipient_count,
                 waiting_proxies: processed_proxies,
             },
         );
@@ -429,13 +429,13 @@ impl ConnectedProxies {
         let queried_addresses = proxy.queried_addresses.clone();
         let entries = address_entries(mesh, &queried_addresses, &mut self.service_configs);
         let queried_names = proxy.queried_names.clone();
-        let names = dns_records(mesh, &queried_names);
+        let queried_records = dns_records(mesh, &queried_names);
         services.extend(entries.services);
         let compiled_config = compile_config(mesh, workload, &services, &mut self.service_configs)
             .with_addresses(entries.by_address)
-            .with_names(names);
+            .with_dns_records(queried_records);
         let unknown_endpoints = match grace_period {
-            GracePeriod::Active => uncertain_endpoints(mesh, workload, &compiled_config)
+            GracePeriod::Active => find_unknown_endpoints(mesh, workload, &compiled_config)
                 .with_addresses(entries.unreported),
             GracePeriod::Ended => UnknownEndpoints::default(),
         };

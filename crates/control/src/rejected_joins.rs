@@ -20,10 +20,12 @@ pub(crate) struct RejectedJoins {
 
 type RejectedJoinTable = RecentTable<WorkloadName, RejectedJoin, MAX_JOINS>;
 
+/// The rejected joins of one workload name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RejectedJoin {
     count: u64,
     last_rejection: Instant,
+    /// The reason for the last rejection.
     reason: String,
 }
 

@@ -71,7 +71,7 @@ impl Report<'_> {
         let change = self.connected_proxies.pushes.latest_progress().map(|latest| ChangeStatus {
             id: latest.change.0,
             age_ms: to_milliseconds(self.now.duration_since(latest.processed_at)),
-            affected: latest.recipients,
+            affected: latest.recipient_count,
             applied: latest.applied,
             converged_ms: latest.convergence_time.map(to_milliseconds),
         });
@@ -275,7 +275,7 @@ impl Report<'_> {
         }
     }
 
-    /// Returns the number of namespaces with members of the mesh.
+    /// Returns the number of namespaces with workloads or services of the mesh.
     pub(crate) fn namespace_count(&self) -> usize {
         let workloads = self.mesh.workloads().map(|workload| &workload.name.namespace);
         let services = self.mesh.services().map(|service| &service.name.namespace);
@@ -420,7 +420,7 @@ impl Report<'_> {
         missing_reference(self.mesh, service, port)
     }
 
-    /// Returns the services of other namespaces that a route may not refer to.
+    /// Returns the services of other namespaces that a route may not refer to, as sentences.
     fn ungranted_services(
         &self,
         key: (RouteKind, &RouteName),
@@ -498,7 +498,7 @@ impl Report<'_> {
         json!({
             "rejected": self.diagnostics.rejected,
             "warnings": warnings,
-            "trust_domain": self.diagnostics.trust_domain,
+            "trust_domain": self.diagnostics.trust_domain_problem,
         })
     }
 }

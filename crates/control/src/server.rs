@@ -212,6 +212,7 @@ enum ConnectionPurpose {
     Proxy(VerifiedPeer),
 }
 
+/// Returns the purpose of a connection, with the verified certificate of its peer unless it is a join.
 fn connection_purpose(
     stream: &TlsStream<TcpStream>,
     trust_domain: &TrustDomain,

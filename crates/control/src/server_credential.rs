@@ -59,7 +59,7 @@ impl ServerCredential {
     /// Renews the credential before half of its lifetime has passed, and when the authority changes. Returns when there
     /// is no receiver left.
     pub(crate) async fn renew_until_closed(mut self) {
-        let mut delay = self.next_check(SystemTime::now());
+        let mut delay = self.time_until_check(SystemTime::now());
         let mut authority = self.authority.clone();
         loop {
             tokio::select! {
@@ -69,7 +69,7 @@ impl ServerCredential {
                 () = tokio::time::sleep(delay) => {}
             }
             let now = SystemTime::now();
-            delay = match self.next_check(now) {
+            delay = match self.time_until_check(now) {
                 remaining_time if !self.is_stale && !remaining_time.is_zero() => remaining_time,
                 _ => self.renew_credential(now),
             };
@@ -90,7 +90,7 @@ impl ServerCredential {
                 self.server_configs.send_replace(server_config);
                 self.client_configs.send_replace(peer_config);
                 // Without a minimum, a very short lifetime would be renewed in a busy loop.
-                self.next_check(now).max(RETRY_INTERVAL)
+                self.time_until_check(now).max(RETRY_INTERVAL)
             }
             Err(error) => {
                 tracing::error!(%error, "cannot renew the control plane's own certificate");
@@ -101,8 +101,8 @@ impl ServerCredential {
 
     /// Returns the time until the next check. It is at most [`CHECK_INTERVAL`], because a timer does not advance
     /// while the machine is suspended.
-    fn next_check(&self, now: SystemTime) -> Duration {
-        let renewal_time = self.credential.renew_at(MEDIAN_JITTER);
+    fn time_until_check(&self, now: SystemTime) -> Duration {
+        let renewal_time = self.credential.renewal_time(MEDIAN_JITTER);
         renewal_time.duration_since(now).unwrap_or_default().min(CHECK_INTERVAL)
     }
 }
@@ -146,7 +146,7 @@ fn issue_credential(
     Ok(Credential::new(key, bundle)?)
 }
 
-/// A constant instead of the random number of [`Credential::renew_at`], since a single control plane needs no jitter.
+/// A constant instead of the random number of [`Credential::renewal_time`], since a single control plane needs no jitter.
 /// The renewal is in the middle of the range, after 45 % of the lifetime.
 const MEDIAN_JITTER: u64 = u64::MAX / 2;
 
@@ -174,9 +174,9 @@ mod tests {
             ServerCredential::new(authority, lifetime, now).unwrap()
         };
         let server_configs = credential.watch_server_config();
-        assert_eq!(credential.next_check(now), CHECK_INTERVAL);
+        assert_eq!(credential.time_until_check(now), CHECK_INTERVAL);
         let renewal_time = now + lifetime / 2 + Duration::from_secs(10);
-        assert_eq!(credential.next_check(renewal_time), Duration::ZERO);
+        assert_eq!(credential.time_until_check(renewal_time), Duration::ZERO);
         let previous_expiry = credential.credential.not_after();
         credential.renew_credential(renewal_time);
         assert!(server_configs.has_changed().unwrap());

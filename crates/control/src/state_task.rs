@@ -6,10 +6,10 @@ mod admin_query;
 mod claims;
 mod keys;
 mod other_replicas;
-mod pending_registrations;
 mod proxies;
 mod sidecars;
 mod subscriptions;
+mod waiting_joins;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ use crate::status::Status;
 use crate::watch::Diagnostics;
 
 pub(crate) use admin_query::{AdminQuery, AdminResponse, SidecarLocation};
-pub(crate) use pending_registrations::PendingRegistration;
+pub(crate) use waiting_joins::WaitingJoin;
 
 /// All state of the state task. The submodules implement how each kind of event changes it.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(crate) struct ControlState {
     pub(crate) startup_grace: StartupGrace,
     pub(crate) certifier: Certifier,
     /// Joins that wait until a registry reports their workload.
-    pub(crate) pending_registrations: Vec<PendingRegistration>,
+    pub(crate) waiting_joins: Vec<WaitingJoin>,
     pub(crate) diagnostics: Diagnostics,
     /// The results of JWKS fetches, for diagnostics and metrics.
     pub(crate) jwks_fetches: JwksFetches,
@@ -379,7 +379,7 @@ impl ControlState {
             self.connected_proxies.publish(&self.mesh, self.startup_grace.grace_state(), now.clock);
         }
         if self.join_deadline().is_some_and(|deadline| deadline <= now.clock) {
-            self.retry_pending_joins(now);
+            self.retry_waiting_joins(now);
         }
         if self.last_stream_check + STREAM_CHECK_INTERVAL <= now.clock {
             self.last_stream_check = now.clock;
@@ -397,7 +397,7 @@ impl ControlState {
     }
 
     /// Applies the changes of a registry update, and records them as one change for the affected proxies. Then checks
-    /// the proxies and pending joins of changed workloads.
+    /// the proxies and waiting joins of changed workloads.
     fn apply_update(&mut self, update: RegistryUpdate, now: EventTime) {
         let trust_domain = self.mesh.config().trust_domain.clone();
         let noticed_at = update.first_event_at.map_or(now.clock, Instant::from_std);
@@ -462,7 +462,7 @@ impl ControlState {
         if has_workload_change {
             let workloads = self.mesh.workloads().cloned().collect();
             self.outputs.workloads.send_replace(Arc::new(workloads));
-            self.retry_pending_joins(now);
+            self.retry_waiting_joins(now);
         }
     }
 

@@ -137,7 +137,7 @@ pub struct WorkloadStatus {
     /// The state of the application, if `leno up` runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub application: Option<ApplicationStatus>,
-    /// The conditions that break traffic of the workload, as its sidecar reports them.
+    /// The conditions that break traffic of the workload or need attention, as its sidecar reports them.
     #[serde(default)]
     pub conditions: Vec<ConditionStatus>,
     /// The process ID of the connected sidecar.
@@ -277,7 +277,7 @@ pub struct ServiceStatus {
     pub excluded: Option<ExcludedStatus>,
 }
 
-/// Ready unmeshed endpoints that sidecars send no requests to.
+/// Ready unmeshed endpoints (workloads without a sidecar) that sidecars send no requests to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExcludedStatus {
     /// The number of these endpoints.
@@ -506,7 +506,8 @@ pub struct PolicyStatus {
     /// destination.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The missing references, as sentences. A rule of the policy has no effect as far as it refers to a missing object.
+    /// The problems of the policy, such as missing references, as sentences. A rule of the policy has no effect as far as
+    /// it refers to a missing object.
     pub problems: Vec<String>,
     /// The keys that a JWT policy needs and that could not be fetched.
     #[serde(default)]

@@ -147,7 +147,7 @@ fn parse_tap(query: &str) -> Result<Tap, String> {
 /// The maximum time without a line.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The default rate of reports per data thread and second.
+/// The default number of records per data thread and second.
 const RECORDS_PER_SECOND: u32 = 100;
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ pub(crate) struct Diagnostics {
     pub(crate) warnings: Vec<Warning>,
     /// The locations of the accepted objects that are read from files.
     pub(crate) locations: Vec<ObjectLocation>,
-    /// The reason why the trust domain of the `MeshConfig` is not applied.
-    pub(crate) trust_domain: Option<String>,
+    /// The reason why the trust domain of the `MeshConfig` is not applied; `None` if it is.
+    pub(crate) trust_domain_problem: Option<String>,
 }
 
 impl Diagnostics {
@@ -61,7 +61,7 @@ impl Diagnostics {
             Change::Remove(ObjectKey::MeshConfig) => MeshConfig::default(),
             other => return other,
         };
-        self.trust_domain = (config.trust_domain != *trust_domain).then(|| {
+        self.trust_domain_problem = (config.trust_domain != *trust_domain).then(|| {
             format!(
                 "the trust domain of a running mesh cannot change from {trust_domain} to {}: start again with a new data \
                  directory, or revert `spec.trustDomain`",

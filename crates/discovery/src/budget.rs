@@ -23,7 +23,7 @@ struct Buckets {
     reading_bucket: Bucket,
     work_bucket: Bucket,
     /// The start of the current period of excessive reading; the period ends when the level falls to half of
-    /// the burst.
+    /// the burst. `None` outside such a period.
     exceeded_since: Option<Instant>,
 }
 

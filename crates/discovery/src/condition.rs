@@ -65,20 +65,20 @@ impl ProxyCondition {
     /// there are other clients than the listed ones.
     #[must_use]
     pub fn plaintext_rejected(port: u16, clients: &[IpAddr], has_more: bool) -> Self {
-        let mut names: Vec<String> = clients.iter().map(ToString::to_string).collect();
-        names.extend(has_more.then(|| "others".to_owned()));
-        Self::new(kind::PLAINTEXT_REJECTED, format!("{PORT_PREFIX}{port}"), names.join(", "))
+        let mut client_texts: Vec<String> = clients.iter().map(ToString::to_string).collect();
+        client_texts.extend(has_more.then(|| "others".to_owned()));
+        Self::new(kind::PLAINTEXT_REJECTED, format!("{PORT_PREFIX}{port}"), client_texts.join(", "))
     }
 
     /// Returns the port and the rejected clients of a [`kind::PLAINTEXT_REJECTED`] condition; `None` for
-    /// other kinds.
+    /// other kinds, and if the subject is not a port.
     #[must_use]
     pub fn rejected_clients(&self) -> Option<(u16, Vec<IpAddr>)> {
         if self.kind != kind::PLAINTEXT_REJECTED {
             return None;
         }
         let port = self.subject.strip_prefix(PORT_PREFIX)?.parse().ok()?;
-        Some((port, self.reason.split(", ").filter_map(|name| name.parse().ok()).collect()))
+        Some((port, self.reason.split(", ").filter_map(|text| text.parse().ok()).collect()))
     }
 }
 

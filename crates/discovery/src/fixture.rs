@@ -29,7 +29,7 @@ pub(crate) fn bookinfo_update() -> ConfigUpdate {
     update
 }
 
-/// Returns a configuration with these services, for the gateway of the fixture.
+/// Returns a configuration with these services, for the gateway of the fixture. `change`: the ID of its newest change.
 pub(crate) fn update_with(
     change: u64,
     services: impl IntoIterator<Item = ServiceConfig>,
@@ -97,6 +97,7 @@ pub(crate) fn add_route(service: &mut ServiceConfig, backends: &[&str]) {
     });
 }
 
+/// Returns the endpoint of a service with this index, which determines its workload and its port on loopback.
 pub(crate) fn service_endpoint(service: &ServiceName, index: u16) -> Endpoint {
     let workload = WorkloadName::new("bookinfo", &format!("{}-{index:05}", service.name)).unwrap();
     Endpoint {
@@ -108,6 +109,7 @@ pub(crate) fn service_endpoint(service: &ServiceName, index: u16) -> Endpoint {
     }
 }
 
+/// Returns the configuration of the gateway: port 9080, one access rule, and one outbound listener for `reviews`.
 pub(crate) fn proxy_config() -> WorkloadConfig {
     let access = Access::AllowListed(vec![AccessRule {
         policy: "bookinfo/clients".parse().unwrap(),
@@ -134,6 +136,7 @@ pub(crate) fn proxy_config() -> WorkloadConfig {
     }
 }
 
+/// Returns the Hello of the gateway, with a subscription of each kind.
 pub(crate) fn gateway_hello() -> Hello {
     Hello {
         workload: workload_name(),
@@ -163,6 +166,7 @@ pub(crate) fn service_name(service: &str) -> ServiceName {
     ServiceName::new("bookinfo", service).unwrap()
 }
 
+/// Returns port 9080 of a service as a backend with the weight 50.
 fn weighted_backend(name: &str) -> WeightedBackend {
     WeightedBackend::new(service_name(name), 9080, 50)
 }

@@ -15,15 +15,19 @@ pub(crate) struct HeldVersions {
     /// The version of the workload configuration, if the proxy holds one.
     pub(crate) config: Option<ResourceVersion>,
     pub(crate) services: BTreeMap<ServiceName, HeldService>,
+    /// The versions of the address entries.
     pub(crate) addresses: BTreeMap<IpAddr, ResourceVersion>,
+    /// The versions of the DNS records.
     pub(crate) names: BTreeMap<ServiceName, ResourceVersion>,
 }
 
 /// The held versions of one service and its endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HeldService {
-    /// `None` only for endpoints of a service that the proxy does not hold, which should not occur.
+    /// The version of the service itself; `None` only for endpoints of a service that the proxy does not hold,
+    /// which should not occur.
     pub(crate) version: Option<ResourceVersion>,
+    /// The versions of the endpoints, by service port and workload.
     pub(crate) endpoints: BTreeMap<(u16, WorkloadName), ResourceVersion>,
 }
 
@@ -86,8 +90,8 @@ impl HeldVersions {
         }
     }
 
-    /// Shares the names of a snapshot, so that a thousand connections do not keep a thousand copies of the
-    /// names that their proxies sent.
+    /// Shares the names of services and workloads with a snapshot, so that a thousand connections do not keep a
+    /// thousand copies of the names that their proxies sent.
     pub(crate) fn share_names(&mut self, snapshot: &Snapshot) {
         let mut services = BTreeMap::new();
         for (name, service) in &snapshot.services {
@@ -109,8 +113,8 @@ impl HeldVersions {
         self.services = services;
     }
 
-    /// Returns all resources: the workload configuration, then each service before its endpoints, then
-    /// addresses and names.
+    /// Returns all held resources with their versions: the workload configuration, then each service before its
+    /// endpoints, then addresses and names.
     pub(crate) fn all_resources(&self) -> Vec<(ResourceKey, ResourceVersion)> {
         let workload = self.config.map(|version| (ResourceKey::Workload, version));
         let services = self.services.iter().flat_map(|(name, service)| {

@@ -48,10 +48,10 @@ where
     let received_frame =
         timeout(JOIN_TIMEOUT, exchange_messages).await.map_err(|_| JoinError::Timeout)??;
     let frame = received_frame.ok_or_else(|| JoinError::Io(io::ErrorKind::UnexpectedEof.into()))?;
-    let reply =
+    let join_reply =
         proto::JoinReply::decode(frame).map_err(|error| JoinError::Malformed(error.to_string()))?;
-    let is_final = reply.is_final;
-    match reply.outcome {
+    let is_final = join_reply.is_final;
+    match join_reply.outcome {
         None => Err(JoinError::Malformed("a response without content".into())),
         Some(Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
         Some(Outcome::Error(reason)) => Err(JoinError::Rejected { reason, is_final }),

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The times of the last message in each direction.
+/// The times of the last messages of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Keepalive {
+    /// The time of the last message from the peer.
     last_received: Instant,
+    /// The time of the last message to the peer.
     last_sent: Instant,
 }
 

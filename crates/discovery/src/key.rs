@@ -32,8 +32,8 @@ impl ResourceKey {
     }
 }
 
-/// Formats as `plan`, `service namespace/name`, `endpoint namespace/name:port at namespace/workload`, `address
-/// IP` or `name namespace/name`.
+/// Formats as `plan` (the protocol's name of the workload configuration), `service namespace/name`,
+/// `endpoint namespace/name:port at namespace/workload`, `address IP` or `name namespace/name`.
 impl fmt::Display for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -21,7 +21,7 @@ pub struct Hello {
     pub listeners: Vec<InboundListener>,
     /// The address of the proxy's admin endpoint; `None` if it has none.
     pub admin: Option<SocketAddr>,
-    /// The process id of the proxy, on its own machine.
+    /// The process ID of the proxy, on its own machine.
     pub pid: u32,
     /// The proxy's software version, at most 64 bytes.
     pub version: String,

@@ -236,6 +236,7 @@ mod tests {
     use crate::budget::Budget;
     use crate::queue::event_queue;
 
+    /// Returns sidecars with these workload names and sessions.
     fn registered_sidecars(names: &[(&str, u64)]) -> Arc<RegisteredSidecars> {
         let registration = |(name, session): &(&str, u64)| {
             let address = ([127, 0, 0, 1], 15_000).into();

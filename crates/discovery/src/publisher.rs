@@ -31,6 +31,7 @@ use crate::unknown_endpoints::UnknownEndpoints;
 /// The control plane's state of one proxy: its held, rejected and desired resources. It performs no IO.
 #[derive(Debug, Default)]
 pub struct Publisher {
+    /// The versions that the proxy holds, according to its Hello and its acknowledgements.
     held_versions: HeldVersions,
     /// A snapshot that the proxy holds exactly. Parts of the desired snapshot that equal it need no comparison
     /// with the held versions.
@@ -198,7 +199,7 @@ impl Publisher {
             }
             (false, true) => self.rejected_absent = Some(update.absent),
             (false, false) => {
-                self.rejected_resources.reject_whole_delta(&sent_resources, rejections, change)
+                self.rejected_resources.record_rejected_delta(&sent_resources, rejections, change)
             }
         }
         Some(change)

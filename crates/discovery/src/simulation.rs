@@ -1,5 +1,5 @@
-//! Simulates publisher and subscriber with messages in flight: a seed determines changes of the configuration,
-//! lost messages, rejections, and unknown endpoints.
+//! Simulates a publisher and a subscriber with messages in flight: a seed determines the changes of the
+//! configuration, lost messages, rejections, and unknown endpoints.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -19,21 +19,22 @@ use crate::unknown_endpoints::UnknownEndpoints;
 
 #[test]
 fn both_ends_converge_for_every_seed() {
-    (0..256).for_each(run);
+    (0..256).for_each(run_simulation);
 }
 
 #[test]
 #[ignore = "takes minutes; docs/scale.md has the result"]
 fn ten_thousand_seeds_converge() {
-    (0..10_000).for_each(run);
+    (0..10_000).for_each(run_simulation);
 }
 
-fn run(seed: u64) {
+fn run_simulation(seed: u64) {
     let mut simulation = Simulation::new(seed);
+    // On average, 80 steps change a service, and 20 steps break the stream.
     for _ in 0..400 {
         simulation.step();
     }
-    simulation.heal();
+    simulation.check_convergence();
 }
 
 /// The proxy's response to the control plane.
@@ -42,10 +43,12 @@ enum ProxyResponse {
     Nack(u64, Vec<ResourceRejection>),
 }
 
-/// The completeness of the control plane's knowledge.
+/// The completeness of the control plane's knowledge about sidecars.
 #[derive(Clone, Copy)]
-enum Certainty {
+enum Completeness {
+    /// All sidecars have connected.
     Full,
+    /// After a restart of the control plane, some sidecars have not reconnected.
     Partial,
 }
 
@@ -54,16 +57,21 @@ struct Simulation {
     random: RandomSource,
     services: BTreeMap<ServiceName, ServiceConfig>,
     addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
-    names: BTreeMap<ServiceName, Arc<DnsRecord>>,
-    ports_swapped: bool,
-    change: u64,
+    dns_records: BTreeMap<ServiceName, Arc<DnsRecord>>,
+    /// True if the workload configuration has its outbound listener.
+    has_listener: bool,
+    /// The number of published configurations, which is also the ID of the newest change.
+    change_count: u64,
     publisher: Publisher,
     subscriber: Subscriber,
     /// The newest desired configuration, and its unknown endpoints.
     desired: Option<(ConfigUpdate, UnknownEndpoints)>,
+    /// The delta in flight to the proxy, if any.
     deltas: VecDeque<Delta>,
+    /// The response in flight to the control plane, if any.
     responses: VecDeque<ProxyResponse>,
-    /// Every version that the proxy rejected as invalid in itself, in this stream.
+    /// Every version that the proxy rejected in this stream for its own content, and not because of another
+    /// resource.
     rejected: BTreeSet<(ResourceKey, ResourceVersion)>,
 }
 
@@ -71,12 +79,13 @@ impl Simulation {
     fn new(seed: u64) -> Self {
         Self {
             seed,
+            // The multiplier spreads the bits of small seeds. The state must not be 0.
             random: RandomSource(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             services: BTreeMap::new(),
             addresses: BTreeMap::new(),
-            names: BTreeMap::new(),
-            ports_swapped: false,
-            change: 0,
+            dns_records: BTreeMap::new(),
+            has_listener: false,
+            change_count: 0,
             publisher: Publisher::new(Vec::new()),
             subscriber: Subscriber::new(),
             desired: None,
@@ -86,14 +95,15 @@ impl Simulation {
         }
     }
 
+    /// Performs one random action: a change, a publication, a delivery, or a disconnect.
     fn step(&mut self) {
         match self.random.next_below(100) {
             0..20 => self.change_service(),
-            20..23 => self.move_address(),
-            23..25 => self.move_name(),
-            25..30 => self.ports_swapped = !self.ports_swapped,
-            30..40 => drop(self.publish_update(Certainty::Full)),
-            40..45 => drop(self.publish_update(Certainty::Partial)),
+            20..23 => self.change_address(),
+            23..25 => self.change_dns_record(),
+            25..30 => self.has_listener = !self.has_listener,
+            30..40 => drop(self.publish_update(Completeness::Full)),
+            40..45 => drop(self.publish_update(Completeness::Partial)),
             45..65 => self.send_delta(),
             65..80 => self.deliver_delta(),
             80..95 => self.deliver_response(),
@@ -104,7 +114,7 @@ impl Simulation {
 
     /// Adds, changes or removes a service; one in six is invalid for the proxy.
     fn change_service(&mut self) {
-        let name = NAMES[self.random.next_below(NAMES.len())];
+        let name = SERVICE_NAMES[self.random.next_below(SERVICE_NAMES.len())];
         if self.random.next_below(4) == 0 {
             self.services.remove(&service_name(name));
             return;
@@ -112,23 +122,24 @@ impl Simulation {
         let endpoints = [0, 1, 2, 3, 5, 40][self.random.next_below(6)];
         let mut service = service_config(name, endpoints);
         if self.random.next_below(2) == 0 {
-            let backends = [0, 1].map(|_| NAMES[self.random.next_below(NAMES.len())]);
+            let backends =
+                [0, 1].map(|_| SERVICE_NAMES[self.random.next_below(SERVICE_NAMES.len())]);
             add_route(&mut service, &backends);
         }
         if self.random.next_below(6) == 0 {
-            add_route(&mut service, &[POISON]);
+            add_route(&mut service, &[INVALID_BACKEND]);
         }
         if self.random.next_below(3) == 0 {
             let port = service.ports.remove(&9080).unwrap();
-            service.ports.insert(81, move_port(port));
+            service.ports.insert(81, renumber_port(port));
         }
         self.services.insert(service_name(name), service);
     }
 
-    /// Changes an address entry, or removes its subscription.
-    fn move_address(&mut self) {
+    /// Changes an address entry, or removes it, as after the end of its subscription.
+    fn change_address(&mut self) {
         let address = IpAddr::from([10, 0, 0, u8::try_from(self.random.next_below(6)).unwrap()]);
-        let name = service_name(NAMES[self.random.next_below(NAMES.len())]);
+        let name = service_name(SERVICE_NAMES[self.random.next_below(SERVICE_NAMES.len())]);
         let address_entry = match self.random.next_below(5) {
             0 => return drop(self.addresses.remove(&address)),
             1 => AddressEntry::External,
@@ -145,22 +156,23 @@ impl Simulation {
         self.addresses.insert(address, Arc::new(address_entry));
     }
 
-    /// Changes a DNS record, or removes its subscription.
-    fn move_name(&mut self) {
-        let name = service_name(NAMES[self.random.next_below(NAMES.len())]);
+    /// Changes a DNS record, or removes it, as after the end of its subscription.
+    fn change_dns_record(&mut self) {
+        let name = service_name(SERVICE_NAMES[self.random.next_below(SERVICE_NAMES.len())]);
         let count = u8::try_from(self.random.next_below(4)).unwrap();
+        // The other counts are numbers of addresses.
         if count == 3 {
-            return drop(self.names.remove(&name));
+            return drop(self.dns_records.remove(&name));
         }
         let dns_record = (0..count).map(|last| IpAddr::from([10, 0, 1, last])).collect();
-        self.names.insert(name, Arc::new(dns_record));
+        self.dns_records.insert(name, Arc::new(dns_record));
     }
 
     /// Returns the configuration as the control plane would compile it now.
     fn compile_update(&mut self) -> ConfigUpdate {
-        self.change += 1;
+        self.change_count += 1;
         let mut config = proxy_config();
-        config.outbound_listeners.truncate(usize::from(self.ports_swapped));
+        config.outbound_listeners.truncate(usize::from(self.has_listener));
         let services: BTreeMap<_, _> = self
             .services
             .iter()
@@ -171,28 +183,29 @@ impl Simulation {
         let backends = backends.map(|backend| backend.service.clone());
         let absent = backends.filter(|name| !services.contains_key(name)).collect();
         let addresses = self.addresses.clone();
-        let names = self.names.clone();
+        let names = self.dns_records.clone();
         let snapshot = Arc::new(Snapshot { config: Arc::new(config), services, addresses, names });
-        ConfigUpdate { snapshot, absent, change: ChangeId(self.change) }
+        ConfigUpdate { snapshot, absent, change: ChangeId(self.change_count) }
     }
 
-    fn publish_update(&mut self, certainty: Certainty) -> ConfigUpdate {
+    /// Publishes the current configuration, and returns it.
+    fn publish_update(&mut self, completeness: Completeness) -> ConfigUpdate {
         let mut update = self.compile_update();
-        let unknown_endpoints = match certainty {
-            Certainty::Full => UnknownEndpoints::default(),
-            Certainty::Partial => self.forget_sidecars(&mut update),
+        let unknown_endpoints = match completeness {
+            Completeness::Full => UnknownEndpoints::default(),
+            Completeness::Partial => self.forget_endpoints(&mut update),
         };
         match unknown_endpoints.is_empty() {
             true => self.publisher.set_update(update.clone()),
             false => self.publisher.set_partial_update(update.clone(), unknown_endpoints.clone()),
         }
         self.desired = Some((update.clone(), unknown_endpoints));
-        self.forget_changed();
+        self.forget_undesired_rejections();
         update
     }
 
     /// Forgets rejected versions that are no longer desired: a resource that changes back may be sent again.
-    fn forget_changed(&mut self) {
+    fn forget_undesired_rejections(&mut self) {
         let Some((update, _)) = &self.desired else { return };
         self.rejected.retain(|(key, version)| {
             let service = key.service().and_then(|name| update.snapshot.services.get(name));
@@ -202,8 +215,9 @@ impl Simulation {
         });
     }
 
-    /// Simulates a control plane after a restart that does not know every sidecar yet.
-    fn forget_sidecars(&mut self, update: &mut ConfigUpdate) -> UnknownEndpoints {
+    /// Removes random endpoints from the update, as after a restart of the control plane to which some sidecars have
+    /// not reconnected. Returns the removed endpoints, together with random addresses, as unknown.
+    fn forget_endpoints(&mut self, update: &mut ConfigUpdate) -> UnknownEndpoints {
         let mut unknown_endpoints = BTreeSet::new();
         for service in Arc::make_mut(&mut update.snapshot).services.values_mut() {
             let known_quarters = self.random.next_below(4);
@@ -223,6 +237,7 @@ impl Simulation {
         unknown_endpoints.with_addresses(unknown_addresses)
     }
 
+    /// Sends the next delta, if there is one. Checks that it contains no version that the proxy has rejected.
     fn send_delta(&mut self) {
         let Some(delta) = self.publisher.next_delta() else { return };
         assert!(self.deltas.is_empty() && self.responses.is_empty(), "{self}: two in flight");
@@ -277,6 +292,7 @@ impl Simulation {
         }
     }
 
+    /// Delivers the delta in flight to the proxy, which applies all of it or rejects it.
     fn deliver_delta(&mut self) {
         let Some(delta) = self.deltas.pop_front() else { return };
         let old_update = self.subscriber.current_update().cloned();
@@ -284,7 +300,7 @@ impl Simulation {
         let versions: BTreeMap<_, _> =
             delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version())).collect();
         let staged = self.subscriber.stage(delta).and_then(|staged| {
-            let rejections = find_invalid(&staged.update().snapshot);
+            let rejections = reject_invalid_services(&staged.update().snapshot);
             if rejections.is_empty() { Ok(staged) } else { Err(rejections) }
         });
         let response = match staged {
@@ -303,13 +319,14 @@ impl Simulation {
                     versions.get(&rejection.key).map(|version| (rejection.key.clone(), *version))
                 }));
                 // The service may have changed while the rejected delta was in flight.
-                self.forget_changed();
+                self.forget_undesired_rejections();
                 ProxyResponse::Nack(nonce, rejections)
             }
         };
         self.responses.push_back(response);
     }
 
+    /// Delivers the response in flight to the control plane.
     fn deliver_response(&mut self) {
         match self.responses.pop_front() {
             None => {}
@@ -326,11 +343,11 @@ impl Simulation {
         self.responses.clear();
         self.rejected.clear();
         self.publisher = Publisher::new(self.subscriber.held_versions());
-        let certainty = match self.random.next_below(2) {
-            0 => Certainty::Full,
-            _ => Certainty::Partial,
+        let completeness = match self.random.next_below(2) {
+            0 => Completeness::Full,
+            _ => Completeness::Partial,
         };
-        self.publish_update(certainty);
+        self.publish_update(completeness);
     }
 
     /// Restarts the proxy from its disk.
@@ -341,17 +358,20 @@ impl Simulation {
         self.reconnect();
     }
 
-    /// Delivers everything in flight, checks the result, then removes invalid resources.
-    fn heal(&mut self) {
+    /// Delivers everything in flight, and checks the result if all services are valid. Then makes all services valid,
+    /// delivers them, and checks that the proxy holds exactly the desired configuration.
+    fn check_convergence(&mut self) {
         let desired = self.deliver_all();
         for service in self.services.values_mut() {
             for port in service.ports.values_mut() {
                 port.rules.retain(|rule| {
-                    rule.backends.iter().all(|backend| backend.service != service_name(POISON))
+                    rule.backends
+                        .iter()
+                        .all(|backend| backend.service != service_name(INVALID_BACKEND))
                 });
             }
         }
-        let is_valid = |service: &ServiceConfig| reject_poisoned(service).is_none();
+        let is_valid = |service: &ServiceConfig| reject_invalid_service(service).is_none();
         let all_valid = desired.snapshot.services.values().all(|service| is_valid(service));
         let held_update = self.subscriber.current_update();
         if all_valid {
@@ -377,8 +397,10 @@ impl Simulation {
         assert_eq!(self.publisher.applied_change(), Some(last_update.change), "{self}");
     }
 
+    /// Publishes the full configuration, exchanges messages until none is in flight, and returns the configuration.
     fn deliver_all(&mut self) -> ConfigUpdate {
-        let update = self.publish_update(Certainty::Full);
+        let update = self.publish_update(Completeness::Full);
+        // Each iteration completes one delta, so only a publisher that repeats deltas forever needs so many.
         for _ in 0..1000 {
             self.deliver_delta();
             self.deliver_response();
@@ -393,28 +415,29 @@ impl Simulation {
 
 impl std::fmt::Display for Simulation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "seed {} at change {}", self.seed, self.change)
+        write!(f, "seed {} at change {}", self.seed, self.change_count)
     }
 }
 
-/// Returns the same port with another number; its endpoints follow.
-fn move_port(mut port: leno_model::PortConfig) -> leno_model::PortConfig {
+/// Returns the same port for the number 81: the IDs of its endpoints contain the number.
+fn renumber_port(mut port: leno_model::PortConfig) -> leno_model::PortConfig {
     for endpoint in &mut port.endpoints {
         Arc::make_mut(endpoint).id.port = 81;
     }
     port
 }
 
-/// Errors that the proxy's own checks would find, such as an invalid regular expression.
-fn find_invalid(snapshot: &Snapshot) -> Vec<ResourceRejection> {
-    snapshot.services.values().filter_map(|service| reject_poisoned(service)).collect()
+/// Rejects services as the proxy's own checks would, for errors such as an invalid regular expression.
+fn reject_invalid_services(snapshot: &Snapshot) -> Vec<ResourceRejection> {
+    snapshot.services.values().filter_map(|service| reject_invalid_service(service)).collect()
 }
 
-fn reject_poisoned(service: &ServiceConfig) -> Option<ResourceRejection> {
+/// Returns the rejection of a service that routes to [`INVALID_BACKEND`]; `None` for any other service.
+fn reject_invalid_service(service: &ServiceConfig) -> Option<ResourceRejection> {
     let rules = service.ports.values().flat_map(|port| &port.rules);
     let mut backends = rules.flat_map(|rule| &rule.backends);
     backends
-        .any(|backend| backend.service == service_name(POISON))
+        .any(|backend| backend.service == service_name(INVALID_BACKEND))
         .then(|| ResourceRejection::new(ResourceKey::Service(service.name.clone()), "poisoned"))
 }
 
@@ -422,6 +445,7 @@ fn reject_poisoned(service: &ServiceConfig) -> Option<ResourceRejection> {
 struct RandomSource(u64);
 
 impl RandomSource {
+    /// Returns a number from 0 to `bound - 1`.
     fn next_below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -431,6 +455,6 @@ impl RandomSource {
 }
 
 /// The names of all services.
-const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+const SERVICE_NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// A backend that makes a service invalid for the proxy.
-const POISON: &str = "poison";
+const INVALID_BACKEND: &str = "poison";

@@ -275,7 +275,8 @@ pub const STATUS_CLASSES: usize = 6;
 /// The maximum number of reasons in a series; fewer exist.
 const MAX_REASONS: usize = 64;
 
-/// The number of buckets of a duration histogram.
+/// The number of buckets of a duration histogram, in microseconds: one for each duration below 8, then eight per power
+/// of two.
 const DURATION_BUCKETS: usize = 240;
 
 #[cfg(test)]

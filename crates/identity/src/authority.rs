@@ -68,45 +68,45 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Opens the existing built-in root in `dir`.
+    /// Opens the existing built-in root in `directory`.
     ///
     /// # Errors
     /// [`AuthorityError`] if the directory contains no authority, or for the reasons of [`Self::open_or_create`].
     pub fn open(
-        dir: &Path,
+        directory: &Path,
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileAccess::AllUsers)?;
+        let roots_pem = disk::read(&directory.join(ROOTS_FILE), FileAccess::AllUsers)?;
         let roots_pem = roots_pem.ok_or(AuthorityError::RootsFileMissing)?;
-        let key_pem = disk::read(&dir.join(KEY_FILE), FileAccess::Owner)?;
+        let key_pem = disk::read(&directory.join(KEY_FILE), FileAccess::Owner)?;
         let key_pem = key_pem.ok_or(AuthorityError::KeyMissing)?;
         let key = PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)?;
         Self::from_built_in_root(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
 
-    /// Opens the built-in root in `dir`, or creates one (P-256, ten years).
+    /// Opens the built-in root in `directory`, or creates one (P-256, ten years).
     ///
     /// # Errors
     /// [`AuthorityError`] if the directory cannot be used, others may read the key, key and roots do not match,
     /// or a root is of another trust domain or expired.
     pub fn open_or_create(
-        dir: &Path,
+        directory: &Path,
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        create_private_directory(dir)?;
+        create_private_directory(directory)?;
         // A key is written before its root. Therefore a root without a key means that the key was lost; a key without a
         // root means that the first start was interrupted.
-        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileAccess::AllUsers)?;
-        let key = match disk::read(&dir.join(KEY_FILE), FileAccess::Owner)? {
+        let roots_pem = disk::read(&directory.join(ROOTS_FILE), FileAccess::AllUsers)?;
+        let key = match disk::read(&directory.join(KEY_FILE), FileAccess::Owner)? {
             Some(key_pem) => PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)?,
             None if roots_pem.is_some() => return Err(AuthorityError::KeyMissing),
-            None => create_key(dir)?,
+            None => create_key(directory)?,
         };
         let roots_pem = match roots_pem {
             Some(roots_pem) => roots_pem,
-            None => create_root(dir, trust_domain, &key, now)?,
+            None => create_root(directory, trust_domain, &key, now)?,
         };
         Self::from_built_in_root(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
@@ -124,7 +124,7 @@ impl Authority {
         lifetime: Duration,
         now: SystemTime,
     ) -> Result<CertificateBundle, AuthorityError> {
-        self.check_subject(subject, lifetime)?;
+        self.check_subject_and_lifetime(subject, lifetime)?;
         let CertificateSubject { id, workload, instance } = subject;
         let (not_before, not_after) = self.validity_period(lifetime, now)?;
         let mut parameters = common_parameters(not_before, not_after)?;
@@ -175,6 +175,7 @@ impl Authority {
         &self.trust_domain
     }
 
+    /// Signs a certificate for the public key `key` with these parameters, and encodes it as DER.
     pub(crate) fn issue_certificate(
         &self,
         parameters: &CertificateParams,
@@ -185,7 +186,7 @@ impl Authority {
         Ok(certificate.der().clone())
     }
 
-    /// Returns the validity period of a certificate signed now.
+    /// Returns the start and the end of the validity of a certificate that is signed at `now`.
     fn validity_period(
         &self,
         lifetime: Duration,
@@ -244,6 +245,7 @@ impl Authority {
     ) -> Result<Self, AuthorityError> {
         let mut certificate_and_expiry = None;
         for der in roots.certificates() {
+            // This does not fail: `Roots` contains only certificates that can be parsed.
             let (_, root) = x509_parser::parse_x509_certificate(der)
                 .map_err(|_| AuthorityError::KeyMismatch)?;
             check_trust_domain(&root, trust_domain)?;
@@ -272,7 +274,8 @@ impl Authority {
         })
     }
 
-    fn check_subject(
+    /// Checks that the authority may sign a certificate with this subject and lifetime; see [`Self::sign`].
+    fn check_subject_and_lifetime(
         &self,
         subject: CertificateSubject<'_>,
         lifetime: Duration,
@@ -329,7 +332,7 @@ pub struct CertificateSubject<'a> {
     pub instance: Option<&'a Instance>,
 }
 
-/// The default lifetime of a member's certificate.
+/// The default lifetime of a member's certificate, which is the leaf of its chain.
 pub const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// The maximum lifetime of a member's certificate. It bounds the time for which a stolen key can be used.
@@ -446,8 +449,8 @@ pub enum AuthorityError {
 }
 
 /// Creates the key file, or reads the key file that another process has created.
-fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
-    let path = dir.join(KEY_FILE);
+fn create_key(directory: &Path) -> Result<PrivateKey, AuthorityError> {
+    let path = directory.join(KEY_FILE);
     let key = PrivateKey::generate();
     match disk::create(&path, key.to_pem().as_bytes(), FileAccess::Owner) {
         Ok(()) => Ok(key),
@@ -463,12 +466,12 @@ fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
 /// Creates the file with a self-signed root and returns its content. If another process has created the file, its
 /// content is returned.
 fn create_root(
-    dir: &Path,
+    directory: &Path,
     trust_domain: &TrustDomain,
     key: &PrivateKey,
     now: SystemTime,
 ) -> Result<String, AuthorityError> {
-    let path = dir.join(ROOTS_FILE);
+    let path = directory.join(ROOTS_FILE);
     let mut roots_pem = String::new();
     let root = self_signed_root(trust_domain, key, now)?;
     write_pem(&mut roots_pem, CERTIFICATE_LABEL, &root);
@@ -492,9 +495,9 @@ fn self_signed_root(
     let mut parameters = common_parameters(not_before, not_after)?;
     parameters.subject_alt_names = vec![uri_name(format!("spiffe://{trust_domain}"))?];
     // Two roots of one trust domain must not share a name: some verifiers find issuers by name alone.
-    let fingerprint = digest::digest(&digest::SHA256, key.public_key());
+    let key_digest = digest::digest(&digest::SHA256, key.public_key());
     let fingerprint: String =
-        fingerprint.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
+        key_digest.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
     let name = &mut parameters.distinguished_name;
     name.push(DnType::CommonName, format!("Leno root {fingerprint}"));
     // A path length of 0: the built-in root signs members directly, without intermediates.
@@ -523,6 +526,7 @@ fn common_parameters(
     Ok(parameters)
 }
 
+/// Returns the alternative name of a certificate for this URI.
 fn uri_name(text: String) -> Result<SanType, AuthorityError> {
     let text = text.try_into().map_err(AuthorityError::Encoding)?;
     Ok(SanType::URI(text))
@@ -551,6 +555,7 @@ fn whole_seconds(time: Option<SystemTime>) -> Result<SystemTime, AuthorityError>
     Ok(UNIX_EPOCH + Duration::from_secs(since_epoch.as_secs()))
 }
 
+/// Converts a time to the form that rcgen requires; an error if it is before 1970 or too late.
 fn to_offset_date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
     let since_epoch = time.duration_since(UNIX_EPOCH).map_err(|_| AuthorityError::InvalidClock)?;
     let seconds = i64::try_from(since_epoch.as_secs()).map_err(|_| AuthorityError::InvalidClock)?;

@@ -49,7 +49,8 @@ impl ClientHelloReader {
     }
 }
 
-/// True if a TLS client offers this protocol (ALPN, RFC 7301); `None` until the ClientHello is complete.
+/// True if a TLS client offers this protocol (ALPN, RFC 7301); false also for an invalid ClientHello. `None` until the
+/// ClientHello is complete.
 #[must_use]
 pub fn offers_protocol(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
     let mut acceptor = Acceptor::default();

@@ -141,7 +141,7 @@ impl Credential {
     /// Returns the renewal time: 40 to 50 % of the lifetime after issue, depending on `random`, so that proxies
     /// started together do not renew together. An outage of half a lifetime is tolerated.
     #[must_use]
-    pub fn renew_at(&self, random: u64) -> SystemTime {
+    pub fn renewal_time(&self, random: u64) -> SystemTime {
         let issue_time = self.issue_time();
         let lifetime = self.not_after().duration_since(issue_time).unwrap_or_default();
         let half_lifetime = lifetime / 2;
@@ -159,24 +159,28 @@ impl Credential {
     ///
     /// # Errors
     /// An I/O error if the directory cannot be created or written.
-    pub fn save(&self, dir: &Path) -> io::Result<()> {
-        create_private_directory(dir)?;
+    pub fn save(&self, directory: &Path) -> io::Result<()> {
+        create_private_directory(directory)?;
         // The roots are written first: after a crash in between, the old certificate is used with the new
         // roots, which overlap with the old ones. Key and chain are one file, so they always match.
         let roots = self.roots.to_pem();
-        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), FileAccess::AllUsers)?;
+        disk::replace(&directory.join(ROOTS_FILE), roots.as_bytes(), FileAccess::AllUsers)?;
         let mut credential_pem = self.key.to_pem();
         for certificate in self.chain() {
             write_pem(&mut credential_pem, CERTIFICATE_LABEL, certificate);
         }
-        disk::replace(&dir.join(CREDENTIAL_FILE), credential_pem.as_bytes(), FileAccess::Owner)
+        disk::replace(
+            &directory.join(CREDENTIAL_FILE),
+            credential_pem.as_bytes(),
+            FileAccess::Owner,
+        )
     }
 
     /// True unless a file written by [`Credential::save`] is missing.
     #[must_use]
-    pub fn is_saved(dir: &Path) -> bool {
+    pub fn is_saved(directory: &Path) -> bool {
         let is_missing = |name: &str| {
-            let metadata = std::fs::symlink_metadata(dir.join(name));
+            let metadata = std::fs::symlink_metadata(directory.join(name));
             metadata.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
         };
         !is_missing(CREDENTIAL_FILE) && !is_missing(ROOTS_FILE)
@@ -187,15 +191,15 @@ impl Credential {
     ///
     /// # Errors
     /// [`CredentialError`] if a file cannot be read, others may read the key, or key, chain and roots do not match.
-    pub fn load(dir: &Path) -> Result<Option<Self>, CredentialError> {
-        let Some(credential_pem) = disk::read(&dir.join(CREDENTIAL_FILE), FileAccess::Owner)?
+    pub fn load(directory: &Path) -> Result<Option<Self>, CredentialError> {
+        let Some(credential_pem) = disk::read(&directory.join(CREDENTIAL_FILE), FileAccess::Owner)?
         else {
             return Ok(None);
         };
         if credential_pem.is_empty() {
             return Err(CredentialError::EmptyFile);
         }
-        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileAccess::AllUsers)?
+        let roots_pem = disk::read(&directory.join(ROOTS_FILE), FileAccess::AllUsers)?
             .ok_or(CredentialError::RootsMissing)?;
         let key = PrivateKey::from_pem(&credential_pem).map_err(|_| CredentialError::KeyMissing)?;
         let chain: Vec<_> = CertificateDer::pem_slice_iter(credential_pem.as_bytes())
@@ -282,7 +286,8 @@ fn compute_ca_generation(
     ca_generation(&issuer_key.unwrap_or_default(), roots)
 }
 
-/// Returns a hash of the CA's public signing key and the trusted roots; never 0.
+/// Returns a hash of the CA's public signing key and the trusted roots; never 0, which means an unknown generation in
+/// snapshots.
 pub(crate) fn ca_generation(signing_public_key: &[u8], roots: &Roots) -> u64 {
     let mut hash = digest::Context::new(&digest::SHA256);
     hash.update(signing_public_key);

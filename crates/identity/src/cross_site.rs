@@ -34,19 +34,19 @@ pub enum CrossSiteRequest {
     OtherOrigin,
 }
 
-/// Returns the requested host: the authority of the request target or, if the target has none, the value of the `Host`
-/// header (RFC 9112 §3.2.2). Empty if both are absent.
+/// Returns the requested host (RFC 9112 §3.2.2): the authority of the request target or, if `target_authority` is `None`, the
+/// value of the `Host` header. Empty if both are absent.
 ///
 /// # Errors
 /// [`CrossSiteRequest::MultipleHosts`] if there are several `Host` headers.
 pub fn request_host<'a>(
-    target: Option<&'a str>,
+    target_authority: Option<&'a str>,
     mut host_values: impl Iterator<Item = &'a str>,
 ) -> Result<&'a str, CrossSiteRequest> {
     let host_value = host_values.next();
     match host_values.next() {
         Some(_) => Err(CrossSiteRequest::MultipleHosts),
-        None => Ok(target.or(host_value).unwrap_or_default()),
+        None => Ok(target_authority.or(host_value).unwrap_or_default()),
     }
 }
 
@@ -57,9 +57,9 @@ pub fn single_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a
     Some(if values.next().is_some() { "" } else { first_value })
 }
 
-/// Checks a request received under the name `host`. `header` returns the value of a header by its lower-case name,
-/// or an empty value if it is not text or [repeated](single_value). With `is_page`, a request that a hyperlink on another
-/// site caused is accepted; this is for responses that are cheap and have no side effects.
+/// Checks a request received under the name `host`. `header` returns the value of a header by its lower-case name: `None` if
+/// the header is absent, and an empty value if it is not text or [repeated](single_value). With `is_page`, a request that a
+/// hyperlink on another site caused is accepted; this is for responses that are cheap and have no side effects.
 ///
 /// # Errors
 /// [`CrossSiteRequest`] if a page of another site may have sent it.

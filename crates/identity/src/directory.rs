@@ -14,7 +14,8 @@ use crate::disk::file_error;
 /// # Errors
 /// An I/O error if the directory cannot be created, or another user may control it.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
-    create_for_user(current_user(), path).map_err(|error| error.into_io_error("create", path))
+    create_private_for_user(current_user_id(), path)
+        .map_err(|error| error.into_io_error("create", path))
 }
 
 /// Checks that no other user can control a directory: group and others may not write to it, and in each parent
@@ -24,7 +25,8 @@ pub fn create_private_directory(path: &Path) -> io::Result<()> {
 /// # Errors
 /// An I/O error if the directory does not exist, or another user may control it.
 pub fn check_private_directory(path: &Path) -> io::Result<()> {
-    check_for_user(current_user(), path).map_err(|error| error.into_io_error("use", path))
+    check_private_for_user(current_user_id(), path)
+        .map_err(|error| error.into_io_error("use", path))
 }
 
 /// Checks a directory like [`check_private_directory`], but accepts one that does not exist.
@@ -46,7 +48,7 @@ enum DirectoryError {
     Unsafe(UnsafeDirectory),
 }
 
-/// Says whether a checked path is that of the private directory itself or of one of its parents.
+/// The position of a checked path: the private directory itself (`Final`), or one of its parents.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PathPosition {
     Ancestor,
@@ -79,12 +81,12 @@ impl DirectoryError {
 }
 
 /// Returns the effective user id of this process.
-fn current_user() -> u32 {
+fn current_user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
 /// Creates the directory and its missing parents as the user with this id, and checks it.
-fn create_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
+fn create_private_for_user(user_id: u32, path: &Path) -> Result<(), DirectoryError> {
     let path = std::path::absolute(path).map_err(DirectoryError::Io)?;
     let missing_directories: Vec<&Path> =
         path.ancestors().take_while(|parent| !parent.exists()).collect();
@@ -92,18 +94,18 @@ fn create_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
         path.ancestors().nth(missing_directories.len()).filter(|_| !missing_directories.is_empty())
     {
         // No directory is created in another user's directory.
-        check_path(user, existing, PathPosition::Ancestor)?;
+        check_path(user_id, existing, PathPosition::Ancestor)?;
     }
     for parent in missing_directories.into_iter().rev() {
         create_directory(parent).map_err(DirectoryError::Io)?;
     }
-    check_for_user(user, &path)
+    check_private_for_user(user_id, &path)
 }
 
 /// Checks that no user but root and the user with this id can control the directory.
-fn check_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
+fn check_private_for_user(user_id: u32, path: &Path) -> Result<(), DirectoryError> {
     let path = std::path::absolute(path).map_err(DirectoryError::Io)?;
-    check_path(user, &path, PathPosition::Final)?;
+    check_path(user_id, &path, PathPosition::Final)?;
     let metadata = fs::metadata(&path).map_err(DirectoryError::Io)?;
     match metadata.mode() & OTHERS_WRITE_MODE {
         0 => Ok(()),
@@ -113,20 +115,29 @@ fn check_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
     }
 }
 
-/// Checks the directories on an absolute path, and those on the canonical path if a part of the path is a symbolic link.
-fn check_path(user: u32, path: &Path, path_position: PathPosition) -> Result<(), DirectoryError> {
-    check_owners(user, path, path_position)?;
+/// Checks the owners of the directories on an absolute path, and on its canonical path if a directory on the path is a
+/// symbolic link.
+fn check_path(
+    user_id: u32,
+    path: &Path,
+    path_position: PathPosition,
+) -> Result<(), DirectoryError> {
+    check_owners(user_id, path, path_position)?;
     let target = fs::canonicalize(path).map_err(DirectoryError::Io)?;
     match target == path {
         true => Ok(()),
-        false => check_owners(user, &target, path_position),
+        false => check_owners(user_id, &target, path_position),
     }
 }
 
 /// Checks the owner of each directory on a path that another user could have created, because others may write to its
 /// parent. The owner of the parent is accepted, since that user controls the directory anyway; the final directory must
 /// belong to this user or root.
-fn check_owners(user: u32, path: &Path, path_position: PathPosition) -> Result<(), DirectoryError> {
+fn check_owners(
+    user_id: u32,
+    path: &Path,
+    path_position: PathPosition,
+) -> Result<(), DirectoryError> {
     let ancestors: Vec<&Path> = path.ancestors().collect();
     for pair in ancestors.windows(2) {
         let [directory, parent] = pair else { continue };
@@ -135,7 +146,7 @@ fn check_owners(user: u32, path: &Path, path_position: PathPosition) -> Result<(
             continue;
         }
         let owner = fs::symlink_metadata(directory).map_err(DirectoryError::Io)?.uid();
-        let is_trusted = |owner: u32| owner == user || owner == ROOT_USER_ID;
+        let is_trusted = |owner: u32| owner == user_id || owner == ROOT_USER_ID;
         let is_final = path_position == PathPosition::Final && *directory == path;
         if !is_trusted(owner) && (is_final || owner != parent_metadata.uid()) {
             return Err(DirectoryError::Unsafe(UnsafeDirectory::OtherOwner {
@@ -183,8 +194,8 @@ mod tests {
     use super::*;
     use crate::testing::SharedDirectory;
 
-    fn directory_problem(user: u32, path: &Path) -> Option<String> {
-        match check_for_user(user, path) {
+    fn directory_problem(user_id: u32, path: &Path) -> Option<String> {
+        match check_private_for_user(user_id, path) {
             Ok(()) => None,
             Err(DirectoryError::Io(cause)) => panic!("{}: {cause}", path.display()),
             Err(DirectoryError::Unsafe(problem)) => Some(problem.to_string()),
@@ -214,29 +225,31 @@ mod tests {
     #[test]
     fn directories_of_other_users_in_a_shared_directory_are_rejected() {
         let shared = SharedDirectory::new();
-        let SharedDirectory { user, other_user, .. } = shared;
+        let SharedDirectory { user_id, other_user_id, .. } = shared;
         let other_users_directory = shared.create_for_other_user("data");
         let parent = shared.path().display();
         let expected =
-            format!("{parent}/data, on the path to keys, belongs to user {other_user}, ");
+            format!("{parent}/data, on the path to keys, belongs to user {other_user_id}, ");
         for path in
             [other_users_directory.clone(), shared.create_in(&other_users_directory, "tokens")]
         {
-            let problem = directory_problem(user, &path).expect("it is another user's");
+            let problem = directory_problem(user_id, &path).expect("it is another user's");
             assert!(problem.contains(&expected), "{problem}");
             assert!(
                 problem.contains(&format!("{parent} is writable for other users: ")),
                 "{problem}"
             );
-            assert!(problem.contains(&format!("`sudo -u '#{other_user}' …`")), "{problem}");
+            assert!(problem.contains(&format!("`sudo -u '#{other_user_id}' …`")), "{problem}");
         }
-        assert!(create_for_user(user, &other_users_directory.join("authority/new")).is_err());
+        assert!(
+            create_private_for_user(user_id, &other_users_directory.join("authority/new")).is_err()
+        );
         assert!(!other_users_directory.join("authority").exists(), "no directory is created there");
         // A link is checked by its own owner, and by the directories on the path of its target.
         let link = shared.path().join("link");
         std::os::unix::fs::symlink(&other_users_directory, &link).unwrap();
         assert!(
-            directory_problem(user, &link)
+            directory_problem(user_id, &link)
                 .expect("its target is another user's")
                 .contains("belongs to")
         );
@@ -245,7 +258,7 @@ mod tests {
         std::os::unix::fs::symlink(private.path(), &other_users_link).unwrap();
         shared.change_owner(&other_users_link);
         assert!(
-            directory_problem(user, &other_users_link)
+            directory_problem(user_id, &other_users_link)
                 .expect("the link belongs to another user")
                 .contains("foreign-link")
         );
@@ -258,15 +271,15 @@ mod tests {
 
     #[test]
     fn no_file_is_read_from_a_directory_that_others_may_write_to() {
-        let dir = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let now = std::time::SystemTime::now();
         let workload = crate::testing::workload_name("a");
-        let tokens = crate::Tokens::open(dir.path()).unwrap();
-        let registrations = crate::Registrations::open(dir.path()).unwrap();
-        let revoked = crate::RevocationFile::in_directory(dir.path());
-        let token = tokens.mint(&workload, Duration::from_secs(60), now).unwrap();
+        let tokens = crate::Tokens::open(directory.path()).unwrap();
+        let registrations = crate::Registrations::open(directory.path()).unwrap();
+        let revoked = crate::RevocationFile::in_directory(directory.path());
+        let token = tokens.issue_token(&workload, Duration::from_secs(60), now).unwrap();
         let number = registrations.register(&workload, now).unwrap();
-        fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
         for error in [
             tokens.redeem(&token, &workload, now).unwrap_err().to_string(),
             registrations.latest_number(&workload).unwrap_err().to_string(),
@@ -274,7 +287,7 @@ mod tests {
         ] {
             assert!(error.contains("other users can write to the directory"), "{error}");
         }
-        fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
         tokens.redeem(&token, &workload, now).unwrap();
         assert_eq!(registrations.latest_number(&workload).unwrap(), number);
         assert!(revoked.read().unwrap().is_empty());

@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn secrets_are_readable_by_their_owner_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("secret");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
         create(&path, b"one", FileAccess::Owner).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(read(&path, FileAccess::Owner).unwrap().unwrap(), "one");
@@ -248,21 +248,21 @@ mod tests {
 
     #[test]
     fn create_never_replaces_a_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("secret");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
         create(&path, b"one", FileAccess::Owner).unwrap();
         let error = create(&path, b"two", FileAccess::Owner).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(read(&path, FileAccess::Owner).unwrap().unwrap(), "one");
         replace(&path, b"three", FileAccess::Owner).unwrap();
         assert_eq!(read(&path, FileAccess::Owner).unwrap().unwrap(), "three");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
     fn secrets_that_others_may_read_are_rejected_with_a_hint() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("secret");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
         replace(&path, b"one", FileAccess::AllUsers).unwrap();
         for mode in [0o640, 0o604, 0o620] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -275,8 +275,9 @@ mod tests {
 
     #[test]
     fn a_symbolic_link_in_place_of_a_file_is_not_followed() {
-        let dir = tempfile::tempdir().unwrap();
-        let [other, path, lock] = ["other", "state", "lock"].map(|name| dir.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [other, path, lock] =
+            ["other", "state", "lock"].map(|name| directory.path().join(name));
         fs::write(&other, "untouched").unwrap();
         for link in [&path, &lock] {
             std::os::unix::fs::symlink(&other, link).unwrap();
@@ -285,22 +286,22 @@ mod tests {
         assert!(fs::symlink_metadata(&path).unwrap().is_file());
         open_lock(&lock).unwrap_err();
         fs::remove_file(&lock).unwrap();
-        std::os::unix::fs::symlink(dir.path().join("absent"), &lock).unwrap();
+        std::os::unix::fs::symlink(directory.path().join("absent"), &lock).unwrap();
         open_lock(&lock).unwrap_err();
         fs::remove_file(&lock).unwrap();
         open_lock(&lock).unwrap();
         open_lock(&lock).unwrap();
         assert_eq!(fs::read_to_string(&other).unwrap(), "untouched");
-        assert!(!dir.path().join("absent").exists());
-        fs::write(dir.path().join(".draft-0123"), "left").unwrap();
-        remove_temporary_files(dir.path()).unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert!(!directory.path().join("absent").exists());
+        fs::write(directory.path().join(".draft-0123"), "left").unwrap();
+        remove_temporary_files(directory.path()).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
     }
 
     #[test]
     fn files_larger_than_the_limit_are_rejected() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("large");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("large");
         let largest = usize::try_from(MAX_FILE_BYTES).unwrap();
         replace(&path, &vec![b'a'; largest], FileAccess::Owner).unwrap();
         assert!(read(&path, FileAccess::Owner).is_ok());

@@ -30,7 +30,7 @@ pub struct ExternalSubject<'a> {
     pub id: &'a ExternalPrincipalId,
     /// The names of the external principal; not empty.
     pub names: &'a [Name],
-    /// The issuing namespace.
+    /// The namespace that requests the certificate, or the whole mesh. It restricts the names.
     pub issuing_scope: SubjectScope<'a>,
 }
 

@@ -19,13 +19,13 @@ use crate::tls::{TlsError, owned_protocols};
 /// certificates. The listener with the most specific match for the requested server name provides the certificate;
 /// without a match, the handshake fails.
 ///
-/// Unusable certificates are reported and skipped; the other listeners are served.
+/// Unusable certificates are skipped, and returned with the configuration; the other certificates are served.
 ///
 /// # Errors
 /// [`TlsError`] if the system has no randomness.
 pub fn gateway_server_config(
     listeners: &[GatewayListener],
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
 ) -> Result<(Arc<ServerConfig>, Vec<UnusableCertificate>), TlsError> {
     let provider = Arc::new(default_provider());
     let (mut listener_certificates, mut unusable_certificates) = (Vec::new(), Vec::new());
@@ -55,7 +55,7 @@ pub fn gateway_server_config(
     config.ticketer = Ticketer::new()?;
     // Early data can be replayed (RFC 8446 §8).
     config.max_early_data_size = 0;
-    config.alpn_protocols = owned_protocols(alpn);
+    config.alpn_protocols = owned_protocols(alpn_protocols);
     Ok((Arc::new(config), unusable_certificates))
 }
 
@@ -101,7 +101,9 @@ fn parse_certificate(
 
 /// The certificates of one listener.
 struct ListenerCertificates {
+    /// The host names that the listener serves; all if `None`.
     hostname: Option<HostPattern>,
+    /// The usable certificates with their keys, in the order of the listener.
     keys: Vec<Arc<CertifiedKey>>,
 }
 

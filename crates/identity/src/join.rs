@@ -229,14 +229,14 @@ mod tests {
 
     #[test]
     fn a_saved_bundle_is_private_and_its_token_is_never_printed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("token");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
         let bundle = join_bundle(&[]);
         bundle.save(&path).unwrap();
         assert_eq!(JoinBundle::load(&path).unwrap(), bundle);
         assert!(disk::read(&path, FileAccess::Owner).is_ok());
         assert!(!format!("{bundle:?}").contains("leno-join-00"));
-        let missing = JoinBundle::load(&dir.path().join("none")).unwrap_err();
+        let missing = JoinBundle::load(&directory.path().join("none")).unwrap_err();
         assert!(missing.to_string().contains("none"), "{missing}");
     }
 

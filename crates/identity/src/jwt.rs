@@ -123,7 +123,7 @@ impl<'a> UnverifiedJwt<'a> {
         if self.issuer() != Some(requirements.issuer) {
             return Err(JwtError::UnknownIssuer);
         }
-        self.check_time(requirements)?;
+        self.check_times(requirements)?;
         if !requirements.aud.is_empty() && !self.has_accepted_aud(requirements.aud) {
             return Err(JwtError::WrongAudience);
         }
@@ -131,7 +131,7 @@ impl<'a> UnverifiedJwt<'a> {
     }
 
     /// Checks `exp`, `nbf` and `iat` (RFC 7519 §4.1.4 to §4.1.6), and the age of the token.
-    fn check_time(&self, requirements: JwtRequirements<'_>) -> Result<(), JwtError> {
+    fn check_times(&self, requirements: JwtRequirements<'_>) -> Result<(), JwtError> {
         let now = requirements.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clock_skew = requirements.clock_skew.as_secs_f64();
         let read_numeric_date = |name: &str| match self.claims.get(name) {
@@ -165,9 +165,11 @@ impl<'a> UnverifiedJwt<'a> {
     }
 
     /// True if the claim `aud`, a text or a list of texts, contains one of these audiences.
-    fn has_accepted_aud(&self, aud: &[String]) -> bool {
+    fn has_accepted_aud(&self, accepted_audiences: &[String]) -> bool {
         let is_accepted = |value: &Value| {
-            value.as_str().is_some_and(|text| aud.iter().any(|accepted| accepted == text))
+            value.as_str().is_some_and(|audience| {
+                accepted_audiences.iter().any(|accepted| accepted == audience)
+            })
         };
         match self.claims.get("aud") {
             Some(Value::Array(values)) => values.iter().any(is_accepted),

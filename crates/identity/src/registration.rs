@@ -23,7 +23,7 @@ use crate::disk::{self, FileAccess};
 /// with the data directory of a running control plane, is written again at its next read.
 #[derive(Debug)]
 pub struct Registrations {
-    dir: PathBuf,
+    directory: PathBuf,
     /// The numbers read or written since this process started, by workload; at most [`MAX_REGISTRATIONS`].
     cached_numbers: Mutex<BTreeMap<WorkloadName, u64>>,
 }
@@ -33,9 +33,9 @@ impl Registrations {
     ///
     /// # Errors
     /// An I/O error if the directory cannot be created.
-    pub fn open(dir: &Path) -> io::Result<Self> {
-        create_private_directory(dir)?;
-        Ok(Self { dir: dir.to_owned(), cached_numbers: Mutex::default() })
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        create_private_directory(directory)?;
+        Ok(Self { directory: directory.to_owned(), cached_numbers: Mutex::default() })
     }
 
     /// Returns the latest registration number of a workload; 0 if the workload is not registered.
@@ -50,7 +50,7 @@ impl Registrations {
         }
         let cached_number = self.lock_cache().get(workload).copied();
         let Some(number) = cached_number else { return Ok(0) };
-        create_private_directory(&self.dir)?;
+        create_private_directory(&self.directory)?;
         match disk::create(
             &self.file_path(workload),
             &render_record(workload, number),
@@ -67,7 +67,7 @@ impl Registrations {
 
     /// Returns the number in a workload's file; `None` if the file does not exist.
     fn read(&self, workload: &WorkloadName) -> io::Result<Option<u64>> {
-        check_private_if_exists(&self.dir)?;
+        check_private_if_exists(&self.directory)?;
         let path = self.file_path(workload);
         let Some(text) = disk::read(&path, FileAccess::Owner)? else { return Ok(None) };
         let number = text.split_once('\n').and_then(|(name, number_text)| {
@@ -88,7 +88,7 @@ impl Registrations {
         let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let milliseconds_since_epoch = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
         // The directory may have been removed.
-        create_private_directory(&self.dir)?;
+        create_private_directory(&self.directory)?;
         let latest_number = self.latest_number(workload)?;
         // A registered workload has a file already; only a new workload counts against the limit.
         if latest_number == 0 && self.remove_expired(now)? >= MAX_REGISTRATIONS {
@@ -114,9 +114,9 @@ impl Registrations {
             let joined_at = UNIX_EPOCH + Duration::from_millis(*number);
             now.duration_since(joined_at).unwrap_or_default() <= MAX_LEAF_LIFETIME + CLOCK_MARGIN
         });
-        let add_path = |cause| disk::file_error("read", &self.dir, cause);
+        let add_path = |cause| disk::file_error("read", &self.directory, cause);
         let mut remaining_count = 0;
-        for entry in fs::read_dir(&self.dir).map_err(add_path)? {
+        for entry in fs::read_dir(&self.directory).map_err(add_path)? {
             let entry = entry.map_err(add_path)?;
             let modified_at = entry.metadata().and_then(|metadata| metadata.modified());
             let known_age =
@@ -149,7 +149,7 @@ impl Registrations {
         let name_digest = digest::digest(&digest::SHA256, workload.to_string().as_bytes());
         let file_name: String =
             name_digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.dir.join(file_name)
+        self.directory.join(file_name)
     }
 }
 
@@ -171,14 +171,14 @@ mod tests {
 
     #[test]
     fn the_number_increases_with_each_join_and_after_a_restart() {
-        let dir = tempfile::tempdir().unwrap();
-        let registrations = Registrations::open(dir.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let registrations = Registrations::open(directory.path()).unwrap();
         let (name, other_name) = (workload_name("ratings-1"), workload_name("ratings-2"));
         assert_eq!(registrations.latest_number(&name).unwrap(), 0);
         let (start, first) = (now(), registrations.register(&name, now()).unwrap());
         let second = registrations.register(&name, start - Duration::from_secs(60)).unwrap();
         assert!(second > first && first > 0);
-        let reopened = Registrations::open(dir.path()).unwrap();
+        let reopened = Registrations::open(directory.path()).unwrap();
         assert_eq!(
             (reopened.latest_number(&name).unwrap(), reopened.latest_number(&other_name).unwrap()),
             (second, 0)
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn a_registration_is_retained_for_the_maximum_certificate_lifetime() {
-        let dir = tempfile::tempdir().unwrap();
-        let registrations = Registrations::open(dir.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let registrations = Registrations::open(directory.path()).unwrap();
         let name = workload_name("ratings-1");
         let first = registrations.register(&name, now()).unwrap();
         assert_eq!(registrations.remove_expired(now() + MAX_LEAF_LIFETIME).unwrap(), 1);
@@ -221,8 +221,8 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let registrations = Registrations::open(dir.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let registrations = Registrations::open(directory.path()).unwrap();
         let name = workload_name("ratings-1");
         let path = registrations.file_path(&name);
         for text in

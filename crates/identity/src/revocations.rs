@@ -15,14 +15,14 @@ use crate::disk::{self, FileAccess};
 /// The file `revoked` in a directory: one workload per line, with a Pod's UID if only that Pod is revoked.
 #[derive(Debug, Clone)]
 pub struct RevocationFile {
-    dir: PathBuf,
+    directory: PathBuf,
 }
 
 impl RevocationFile {
     /// Returns the file in this directory, which may not exist.
     #[must_use]
-    pub fn in_directory(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+    pub fn in_directory(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
     }
 
     /// Returns all revoked workloads.
@@ -39,8 +39,8 @@ impl RevocationFile {
     /// # Errors
     /// The errors of [`RevocationFile::read`].
     pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
-        check_private_if_exists(&self.dir)?;
-        let path = self.dir.join(REVOKED_FILE);
+        check_private_if_exists(&self.directory)?;
+        let path = self.directory.join(REVOKED_FILE);
         let Some(text) = disk::read(&path, FileAccess::AllUsers)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let revoked_workloads = lines.map(|(index, line)| {
@@ -58,7 +58,7 @@ impl RevocationFile {
     /// Returns the directory of the file.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.dir
+        &self.directory
     }
 
     /// Adds the workloads of a file that was removed from this directory; creates a missing file. Returns false if all
@@ -112,7 +112,7 @@ impl RevocationFile {
         &self,
         edit: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        let lock_path = self.dir.join(LOCK_FILE);
+        let lock_path = self.directory.join(LOCK_FILE);
         let _lock =
             self.lock_directory().map_err(|cause| disk::file_error("lock", &lock_path, cause))?;
         let mut revoked = self.read()?;
@@ -127,7 +127,11 @@ impl RevocationFile {
                 }
                 text.push('\n');
             }
-            disk::replace(&self.dir.join(REVOKED_FILE), text.as_bytes(), FileAccess::AllUsers)?;
+            disk::replace(
+                &self.directory.join(REVOKED_FILE),
+                text.as_bytes(),
+                FileAccess::AllUsers,
+            )?;
         }
         Ok(is_changed)
     }
@@ -137,11 +141,11 @@ impl RevocationFile {
     fn lock_directory(&self) -> io::Result<File> {
         for _ in 0..MAX_LOCK_ATTEMPTS {
             // `NotFound` means that another process has just removed the directory or its parent.
-            match create_private_directory(&self.dir) {
+            match create_private_directory(&self.directory) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 result => result?,
             }
-            let lock = match disk::open_lock(&self.dir.join(LOCK_FILE)) {
+            let lock = match disk::open_lock(&self.directory.join(LOCK_FILE)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 result => result?,
             };
@@ -184,8 +188,8 @@ mod tests {
 
     #[test]
     fn added_workloads_are_read_back_and_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = RevocationFile::in_directory(dir.path());
+        let directory = tempfile::tempdir().unwrap();
+        let file = RevocationFile::in_directory(directory.path());
         assert!(file.read().unwrap().is_empty());
         let revocation = |name: &str, uid: Option<&str>| RevokedWorkload {
             workload: workload_name(name),
@@ -207,8 +211,8 @@ mod tests {
     #[test]
     fn a_lock_file_that_is_removed_during_the_wait_is_not_used() {
         let parent = tempfile::tempdir().unwrap();
-        let dir = parent.path().join("data");
-        let file = RevocationFile::in_directory(&dir);
+        let directory = parent.path().join("data");
+        let file = RevocationFile::in_directory(&directory);
         let lock = file.lock_directory().unwrap();
         let (started, start) = std::sync::mpsc::channel();
         let other_file = file.clone();
@@ -218,7 +222,7 @@ mod tests {
         });
         start.recv().unwrap();
         // The other thread may create a lock file during the removal.
-        while std::fs::remove_dir_all(&dir).is_err() {}
+        while std::fs::remove_dir_all(&directory).is_err() {}
         let second_lock = file.lock_directory().unwrap();
         drop((lock, second_lock));
         assert!(thread.join().unwrap().unwrap());
@@ -227,9 +231,9 @@ mod tests {
 
     #[test]
     fn an_invalid_line_makes_the_whole_file_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = RevocationFile::in_directory(dir.path());
-        std::fs::write(dir.path().join(REVOKED_FILE), "shop/web-1\nshop web-2\n").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = RevocationFile::in_directory(directory.path());
+        std::fs::write(directory.path().join(REVOKED_FILE), "shop/web-1\nshop web-2\n").unwrap();
         let error = file.read().unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("NAMESPACE/NAME"), "{error}");
         assert!(

@@ -21,16 +21,17 @@ use crate::key::PrivateKey;
 
 /// One mesh with its authority.
 pub(crate) struct TestAuthority {
-    pub(crate) dir: TempDir,
+    pub(crate) directory: TempDir,
     pub(crate) authority: Authority,
 }
 
 impl TestAuthority {
+    /// Creates the authority of a trust domain such as `cluster.local`.
     pub(crate) fn new(trust_domain: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let trust_domain = TrustDomain::new(trust_domain).unwrap();
-        let authority = Authority::open_or_create(dir.path(), &trust_domain, now()).unwrap();
-        Self { dir, authority }
+        let authority = Authority::open_or_create(directory.path(), &trust_domain, now()).unwrap();
+        Self { directory, authority }
     }
 
     /// Returns a credential for the workload `<account>-1`, valid for a day from now.
@@ -38,6 +39,7 @@ impl TestAuthority {
         self.issue_credential_at(id, LEAF_LIFETIME, now())
     }
 
+    /// Returns a credential for the workload `<account>-1`, valid for `lifetime` from `now`.
     pub(crate) fn issue_credential_at(
         &self,
         id: &SpiffeId,
@@ -47,7 +49,8 @@ impl TestAuthority {
         issue_member_credential(&self.authority, id, lifetime, now)
     }
 
-    /// Signs a certificate for ratings with the real authority, which would not issue it itself.
+    /// Signs a certificate for the account `ratings` with the key of the authority, after `edit` has changed its parameters.
+    /// The authority itself would not issue such a certificate. Returns the chain, and the key of the certificate.
     pub(crate) fn forge_certificate(
         &self,
         edit: impl FnOnce(&mut CertificateParams),
@@ -68,7 +71,7 @@ impl TestAuthority {
     }
 }
 
-/// Returns a credential for the workload `<account>-1`.
+/// Returns a credential for the workload `<account>-1`, signed by the authority and valid for `lifetime` from `now`.
 pub(crate) fn issue_member_credential(
     authority: &Authority,
     id: &SpiffeId,
@@ -92,6 +95,7 @@ pub(crate) fn workload_id(account: &str) -> SpiffeId {
     format!("spiffe://cluster.local/ns/bookinfo/sa/{account}").parse().unwrap()
 }
 
+/// Returns the name of a workload of the namespace bookinfo.
 pub(crate) fn workload_name(name: &str) -> WorkloadName {
     WorkloadName::new("bookinfo", name).unwrap()
 }
@@ -134,7 +138,8 @@ pub(crate) fn run_handshake_for_name(
     panic!("the handshake does not end");
 }
 
-/// Transfers the pending bytes of one end to the other; false if no bytes were pending.
+/// Transfers the pending bytes of one end to the other, and stores the error of the receiver, if any. Returns false if no
+/// bytes were pending.
 fn transfer_pending<A, B>(
     from: &mut rustls::ConnectionCommon<A>,
     to: &mut rustls::ConnectionCommon<B>,
@@ -159,20 +164,20 @@ const MAX_ROUNDS: usize = 10;
 pub(crate) struct SharedDirectory {
     scratch: TempDir,
     /// The user that performs the checks.
-    pub(crate) user: u32,
+    pub(crate) user_id: u32,
     /// The owner of the directories that the checks reject.
-    pub(crate) other_user: u32,
+    pub(crate) other_user_id: u32,
 }
 
 impl SharedDirectory {
     pub(crate) fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o1777)).unwrap();
-        let own_user = rustix::process::geteuid().as_raw();
+        let own_user_id = rustix::process::geteuid().as_raw();
         // Without permission to change owners, the checks are for another user.
-        match own_user {
-            0 => Self { scratch, user: 0, other_user: 54_321 },
-            _ => Self { scratch, user: own_user + 1, other_user: own_user },
+        match own_user_id {
+            0 => Self { scratch, user_id: 0, other_user_id: 54_321 },
+            _ => Self { scratch, user_id: own_user_id + 1, other_user_id: own_user_id },
         }
     }
 
@@ -201,8 +206,8 @@ impl SharedDirectory {
 
     /// Changes the owner of a directory or link to the other user.
     pub(crate) fn change_owner(&self, path: &Path) {
-        if self.user == 0 {
-            std::os::unix::fs::lchown(path, Some(self.other_user), None).unwrap();
+        if self.user_id == 0 {
+            std::os::unix::fs::lchown(path, Some(self.other_user_id), None).unwrap();
         }
     }
 }

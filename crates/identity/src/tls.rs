@@ -2,7 +2,8 @@
 //!
 //! Callers build one configuration per credential and expected peer, and reuse it: a full handshake costs one
 //! signature and two verifications, a resumed one neither. A configuration owns its session tickets, so a new
-//! credential or new roots prevent the resumption of old sessions.
+//! credential or new roots prevent the resumption of old sessions. `alpn_protocols` are the protocols of the application,
+//! in order of preference.
 
 use std::sync::Arc;
 
@@ -26,11 +27,11 @@ use crate::verifier::{AnonymousClients, ExternalPrincipalMode, IdentityVerifier,
 /// [`TlsError`] if the system has no randomness.
 pub fn server_config(
     credential: &Credential,
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
     build_server_config(
         credential,
-        alpn,
+        alpn_protocols,
         AnonymousClients::Rejected,
         ExternalPrincipalMode::Rejected,
     )
@@ -43,11 +44,11 @@ pub fn server_config(
 /// [`TlsError`] if the system has no randomness.
 pub fn external_principal_server_config(
     credential: &Credential,
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
     build_server_config(
         credential,
-        alpn,
+        alpn_protocols,
         AnonymousClients::Rejected,
         ExternalPrincipalMode::Allowed,
     )
@@ -61,9 +62,14 @@ pub fn external_principal_server_config(
 /// [`TlsError`] if the system has no randomness.
 pub fn permissive_server_config(
     credential: &Credential,
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, AnonymousClients::Allowed, ExternalPrincipalMode::Allowed)
+    build_server_config(
+        credential,
+        alpn_protocols,
+        AnonymousClients::Allowed,
+        ExternalPrincipalMode::Allowed,
+    )
 }
 
 /// Builds the client configuration for connections to an endpoint. The server must have the identity `expected_id`;
@@ -74,7 +80,7 @@ pub fn permissive_server_config(
 pub fn client_config(
     credential: &Credential,
     expected_id: &SpiffeId,
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let verifier = IdentityVerifier::new(credential.roots(), expected_id.clone());
     let mut config = ClientConfig::builder_with_provider(crypto_provider())
@@ -82,8 +88,8 @@ pub fn client_config(
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_cert_resolver(credential.cert_resolver());
-    config.resumption = Resumption::in_memory_sessions(MAX_RESUMABLE_SERVICES);
-    config.alpn_protocols = owned_protocols(alpn);
+    config.resumption = Resumption::in_memory_sessions(MAX_RESUMABLE_SERVERS);
+    config.alpn_protocols = owned_protocols(alpn_protocols);
     Ok(Arc::new(config))
 }
 
@@ -95,7 +101,7 @@ pub fn client_config(
 pub fn join_client_config(
     roots: &Roots,
     control_plane_id: &SpiffeId,
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let verifier = IdentityVerifier::new(roots, control_plane_id.clone());
     let mut config = ClientConfig::builder_with_provider(crypto_provider())
@@ -105,7 +111,7 @@ pub fn join_client_config(
         .with_no_client_auth();
     // A proxy joins once: no later connection resumes the session.
     config.resumption = Resumption::disabled();
-    config.alpn_protocols = owned_protocols(alpn);
+    config.alpn_protocols = owned_protocols(alpn_protocols);
     Ok(Arc::new(config))
 }
 
@@ -117,11 +123,11 @@ pub fn join_client_config(
 /// [`TlsError`] if the system has no randomness.
 pub fn join_server_config(
     credential: &Credential,
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
     build_server_config(
         credential,
-        alpn,
+        alpn_protocols,
         AnonymousClients::Allowed,
         ExternalPrincipalMode::Rejected,
     )
@@ -177,7 +183,7 @@ pub enum TlsError {
 /// Builds a server configuration with these requirements for client certificates.
 fn build_server_config(
     credential: &Credential,
-    alpn: &[&[u8]],
+    alpn_protocols: &[&[u8]],
     anonymous_clients: AnonymousClients,
     external_principal_mode: ExternalPrincipalMode,
 ) -> Result<Arc<ServerConfig>, TlsError> {
@@ -199,18 +205,18 @@ fn build_server_config(
     config.max_early_data_size = 0;
     // The order of `crypto_provider` applies, which prefers the fastest suite.
     config.ignore_client_order = true;
-    config.alpn_protocols = owned_protocols(alpn);
+    config.alpn_protocols = owned_protocols(alpn_protocols);
     Ok(Arc::new(config))
 }
 
 /// Copies ALPN protocol names into the form that rustls requires.
-pub(crate) fn owned_protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
-    alpn.iter().map(|protocol| protocol.to_vec()).collect()
+pub(crate) fn owned_protocols(alpn_protocols: &[&[u8]]) -> Vec<Vec<u8>> {
+    alpn_protocols.iter().map(|protocol| protocol.to_vec()).collect()
 }
 
-/// Maximum number of servers with sessions stored for resumption by a client configuration. A configuration expects one
+/// Maximum number of server names with sessions stored for resumption by a client configuration. A configuration expects one
 /// identity, which few services share.
-const MAX_RESUMABLE_SERVICES: usize = 8;
+const MAX_RESUMABLE_SERVERS: usize = 8;
 
 /// The number of session tickets that a server sends per handshake. One suffices: a resumption uses one ticket, and its
 /// handshake yields a new one.

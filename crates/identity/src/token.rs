@@ -20,8 +20,8 @@ use crate::disk::{self, FileAccess};
 /// does not depend on a guessed prefix.
 #[derive(Debug)]
 pub struct Tokens {
-    dir: PathBuf,
-    /// The time at which [`Self::mint`] last removed the expired tokens; `None` before the first removal.
+    directory: PathBuf,
+    /// The time at which [`Self::issue_token`] last removed the expired tokens; `None` before the first removal.
     last_expiry_check: Mutex<Option<SystemTime>>,
 }
 
@@ -41,9 +41,9 @@ impl Tokens {
     ///
     /// # Errors
     /// An I/O error if the directory cannot be created.
-    pub fn open(dir: &Path) -> io::Result<Self> {
-        create_private_directory(dir)?;
-        Ok(Self { dir: dir.to_owned(), last_expiry_check: Mutex::new(None) })
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        create_private_directory(directory)?;
+        Ok(Self { directory: directory.to_owned(), last_expiry_check: Mutex::new(None) })
     }
 
     /// True if the text begins like a join token of Leno.
@@ -57,7 +57,7 @@ impl Tokens {
     /// # Errors
     /// An I/O error if the directory cannot be written, the lifetime is zero or longer than [`MAX_TOKEN_LIFETIME`], or
     /// there are too many unused tokens.
-    pub fn mint(
+    pub fn issue_token(
         &self,
         workload: &WorkloadName,
         lifetime: Duration,
@@ -69,7 +69,7 @@ impl Tokens {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         // The directory may have been removed.
-        create_private_directory(&self.dir)?;
+        create_private_directory(&self.directory)?;
         self.remove_expired_if_due(now)?;
         let token = format!("{TOKEN_PREFIX}{}", generate_secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
@@ -91,10 +91,10 @@ impl Tokens {
         workload: &WorkloadName,
         now: SystemTime,
     ) -> Result<(), TokenError> {
-        if !is_token(token) {
+        if !has_token_form(token) {
             return Err(TokenError::Unknown);
         }
-        check_private_if_exists(&self.dir)?;
+        check_private_if_exists(&self.directory)?;
         let path = self.file_path(token);
         let text = disk::read(&path, FileAccess::Owner)?.ok_or(TokenError::Unknown)?;
         let record = TokenRecord::parse(&text).ok_or(TokenError::Unknown)?;
@@ -118,11 +118,11 @@ impl Tokens {
     /// # Errors
     /// An I/O error if the directory cannot be read.
     pub fn remove_expired(&self, now: SystemTime) -> io::Result<usize> {
-        let add_path = |cause| disk::file_error("read", &self.dir, cause);
+        let add_path = |cause| disk::file_error("read", &self.directory, cause);
         let mut unused_count = 0;
-        for entry in fs::read_dir(&self.dir).map_err(add_path)? {
+        for entry in fs::read_dir(&self.directory).map_err(add_path)? {
             let path = entry.map_err(add_path)?.path();
-            match file_state(&path, now) {
+            match read_file_state(&path, now) {
                 TokenFileState::Retained => unused_count += 1,
                 TokenFileState::Removable => drop(disk::remove(&path)?),
                 TokenFileState::Unrelated => {}
@@ -155,7 +155,7 @@ impl Tokens {
     /// Returns the path of a token's file.
     fn file_path(&self, token: &str) -> PathBuf {
         let name = digest::digest(&digest::SHA256, token.as_bytes());
-        self.dir.join(encode_hex(name.as_ref()))
+        self.directory.join(encode_hex(name.as_ref()))
     }
 }
 
@@ -204,7 +204,7 @@ impl TokenRecord {
 }
 
 /// True if the text has the form of a token, whether or not it was issued.
-fn is_token(text: &str) -> bool {
+fn has_token_form(text: &str) -> bool {
     let digits = text.strip_prefix(TOKEN_PREFIX);
     digits.is_some_and(|digits| is_hex(digits, TOKEN_RANDOM_BYTES))
 }
@@ -225,7 +225,7 @@ enum TokenFileState {
 }
 
 /// Reads the state of a file in the directory of tokens.
-fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
+fn read_file_state(path: &Path, now: SystemTime) -> TokenFileState {
     let name = path.file_name().and_then(|name| name.to_str());
     let is_removable = match name {
         Some(name) if disk::is_temporary_name(name) => {

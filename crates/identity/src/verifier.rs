@@ -102,7 +102,7 @@ impl MemberVerifier {
     /// Checks that the holder of a verified certificate is a member of the trust domain or, if allowed, an external
     /// principal of it.
     fn check_holder(&self, end_entity: &CertificateDer<'_>) -> Result<(), VerifyError> {
-        let external_principal = || {
+        let read_external_principal = || {
             ExternalPrincipal::read(end_entity)
                 .ok()
                 .filter(|_| self.external_principal_mode == ExternalPrincipalMode::Allowed)
@@ -111,7 +111,7 @@ impl MemberVerifier {
             Ok(leaf) => leaf.peer.id,
             // A certificate that is not a member's may be an external principal's; no certificate is both.
             Err(rejection) => {
-                let external_principal = external_principal().ok_or(rejection)?;
+                let external_principal = read_external_principal().ok_or(rejection)?;
                 let is_same_domain = external_principal.id.trust_domain == self.trust_domain;
                 return is_same_domain.then_some(()).ok_or(VerifyError::ForeignExternalPrincipal {
                     found: external_principal.id,
@@ -193,6 +193,7 @@ impl IdentityVerifier {
         }
     }
 
+    /// Verifies that the chain ends at a root in the store and is valid at `now`.
     fn verify_chain(
         &self,
         store: &RootCertStore,
@@ -294,7 +295,7 @@ fn rejection_error(reason: VerifyError) -> Error {
     CertificateError::Other(OtherError(Arc::new(reason))).into()
 }
 
-/// The error for TLS 1.2; unreachable, because the configurations offer only TLS 1.3.
+/// Returns the error for TLS 1.2; unreachable, because the configurations offer only TLS 1.3.
 fn unsupported_version_error() -> Error {
     PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig.into()
 }

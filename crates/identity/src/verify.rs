@@ -124,8 +124,8 @@ pub enum VerifyError {
     Expired,
 }
 
-/// The holder in an end-entity certificate. It is not verified here: webpki verifies the chain, before or at
-/// the same time.
+/// The holder in an end-entity certificate, the leaf of a chain. It is not verified here: webpki verifies the chain, before
+/// or at the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeafCertificate {
     pub(crate) peer: VerifiedPeer,

@@ -32,7 +32,7 @@ pub struct SharedAuthority {
     directory: PathBuf,
     trust_domain: TrustDomain,
     /// The last seen version of the Secret.
-    secret: Option<Secret>,
+    last_secret: Option<Secret>,
     /// The content of the directory when it last equaled the Secret.
     synced_files: AuthorityFiles,
     /// The content of the directory at the last poll, if it differed from the Secret.
@@ -55,7 +55,7 @@ impl SharedAuthority {
             config_maps: ObjectApi::for_namespace(client, namespace),
             directory: directory.to_owned(),
             trust_domain,
-            secret: None,
+            last_secret: None,
             synced_files: AuthorityFiles::default(),
             unsynced_files: None,
             published_roots: None,
@@ -70,16 +70,17 @@ impl SharedAuthority {
     pub async fn establish_authority(&mut self) -> Result<AuthoritySource, SharedAuthorityError> {
         let mut existing_secret =
             self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::Read)?;
-        if existing_secret.is_none() && self.has_published_roots().await? {
+        if existing_secret.is_none() && self.has_orphaned_roots().await? {
             // The control plane that published the roots had created the Secret before.
             existing_secret =
                 self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::Read)?;
             existing_secret.as_ref().ok_or(SharedAuthorityError::Lost)?;
         }
         if existing_secret.is_none() {
-            let files = self.open_or_create()?;
-            let created = self.secrets.create(&PostParams::default(), &build_secret(&files)).await;
-            existing_secret = match created {
+            let files = self.open_or_create_authority()?;
+            let create_result =
+                self.secrets.create(&PostParams::default(), &build_secret(&files)).await;
+            existing_secret = match create_result {
                 Ok(secret) => {
                     tracing::info!("the CA is stored in the Secret `{AUTHORITY_SECRET}`");
                     Some(secret)
@@ -108,13 +109,14 @@ impl SharedAuthority {
         let secret_selector =
             Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
         let mut events = pin!(self.secrets.clone().watch(secret_selector));
-        let mut ticks = interval(POLL_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut secret_exists, mut is_listed, mut tick_count) = (false, false, 0_u32);
+        let mut poll_timer = interval(POLL_INTERVAL);
+        poll_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // `is_listed` is true after the first complete list: only then is a missing Secret known to be deleted.
+        let (mut secret_exists, mut is_listed, mut poll_count) = (false, false, 0_u32);
         loop {
             let event = tokio::select! {
                 Some(event) = events.next() => Some(event),
-                _ = ticks.tick() => None,
+                _ = poll_timer.tick() => None,
             };
             match event {
                 Some(Ok(Event::Init)) => secret_exists = false,
@@ -137,8 +139,8 @@ impl SharedAuthority {
                     tracing::warn!(%error, "cannot watch the Secret `{AUTHORITY_SECRET}`");
                 }
                 None => {
-                    tick_count = tick_count.wrapping_add(1);
-                    if tick_count.is_multiple_of(POLLS_PER_PUBLICATION) {
+                    poll_count = poll_count.wrapping_add(1);
+                    if poll_count.is_multiple_of(POLLS_PER_PUBLICATION) {
                         // Forces a write even if our roots are unchanged.
                         self.published_roots = None;
                         self.publish_roots().await;
@@ -147,27 +149,27 @@ impl SharedAuthority {
                     if is_listed && !secret_exists {
                         self.restore_secret().await;
                     } else if is_listed {
-                        self.write_changes().await;
+                        self.write_changes_to_secret().await;
                     }
                 }
             }
         }
     }
 
-    /// Returns true if roots are published but the directory has no authority. Then members have certificates
+    /// Returns true if roots are published but the directory has no authority. Then members of the mesh have certificates
     /// of an authority whose Secret was deleted, perhaps by mistake. A new authority would invalidate all of
     /// them; another control plane restores the Secret.
-    async fn has_published_roots(&self) -> Result<bool, SharedAuthorityError> {
+    async fn has_orphaned_roots(&self) -> Result<bool, SharedAuthorityError> {
         if AuthorityFiles::read(&self.directory)?.source(&self.directory).is_some() {
             // The authority is in the directory: the Secret is created from it.
             return Ok(false);
         }
-        let roots = self.config_maps.get_opt(&ROOTS_NAME).await;
-        Ok(roots.map_err(SharedAuthorityError::Roots)?.is_some())
+        let read_result = self.config_maps.get_opt(&ROOTS_NAME).await;
+        Ok(read_result.map_err(SharedAuthorityError::Roots)?.is_some())
     }
 
     /// Opens the authority in the directory, or creates one.
-    fn open_or_create(&self) -> Result<AuthorityFiles, SharedAuthorityError> {
+    fn open_or_create_authority(&self) -> Result<AuthorityFiles, SharedAuthorityError> {
         let files = AuthorityFiles::read(&self.directory)?;
         let existing_source = files.source(&self.directory);
         let source =
@@ -184,7 +186,7 @@ impl SharedAuthority {
             self.synced_files = files;
             self.unsynced_files = None;
         }
-        self.secret = Some(secret);
+        self.last_secret = Some(secret);
         Ok(())
     }
 
@@ -217,13 +219,13 @@ impl SharedAuthority {
         }
     }
 
-    /// Recreates the deleted Secret: members have certificates of this authority.
+    /// Recreates the deleted Secret, because the members of the mesh have certificates of this authority.
     async fn restore_secret(&mut self) {
         let secret = build_secret(&self.synced_files);
         match self.secrets.create(&PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::warn!("the Secret `{AUTHORITY_SECRET}` was deleted; creating it again");
-                self.secret = Some(secret);
+                self.last_secret = Some(secret);
             }
             // Another control plane was faster.
             Err(error) if is_conflict(&error) => {}
@@ -235,7 +237,7 @@ impl SharedAuthority {
     }
 
     /// Writes changes of the directory to the Secret. If the Secret was changed as well, its content wins.
-    async fn write_changes(&mut self) {
+    async fn write_changes_to_secret(&mut self) {
         // The next poll reads the directory again.
         let Ok(files) = AuthorityFiles::read(&self.directory) else { return };
         if files == self.synced_files {
@@ -251,13 +253,13 @@ impl SharedAuthority {
         let is_valid = files
             .source(&self.directory)
             .is_some_and(|source| source.open(&self.trust_domain, SystemTime::now()).is_ok());
-        let Some(mut secret) = self.secret.clone().filter(|_| is_valid) else { return };
+        let Some(mut secret) = self.last_secret.clone().filter(|_| is_valid) else { return };
         fill_secret(&mut secret, &files);
         // The request contains the resource version, so that it fails if the Secret was changed as well.
         match self.secrets.replace(&AUTHORITY_NAME, &PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::info!("the local CA was changed; the Secret is updated");
-                self.secret = Some(secret);
+                self.last_secret = Some(secret);
                 self.synced_files = files;
                 self.unsynced_files = None;
                 self.publish_roots().await;

@@ -92,12 +92,11 @@ impl InjectionSettings {
         }
     }
 
-    /// Returns the floor of a namespace. If the namespace is unknown, returns the floor of namespaces without
-    /// an exemption.
+    /// Returns the floor of a namespace; `None` if the namespace is exempt. An unknown namespace is not exempt.
     fn floor_in(&self, namespace: Option<&NamespaceMetadata>) -> Option<&SecurityFloor> {
         let name = namespace.and_then(|namespace| Name::new(&namespace.name).ok());
-        let is_excepted = name.is_some_and(|name| self.floor.except_namespaces.contains(&name));
-        (!is_excepted).then_some(&self.floor)
+        let is_exempt = name.is_some_and(|name| self.floor.except_namespaces.contains(&name));
+        (!is_exempt).then_some(&self.floor)
     }
 
     /// Returns true if the floor permits an image. The repository of the mesh's own image is always permitted.

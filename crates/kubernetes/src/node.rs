@@ -1,4 +1,5 @@
-//! Reads the redirection settings of starting pods from the API server, for the node agent.
+//! Reads the redirection settings of starting pods from the API server, for the node agent, which redirects connections
+//! by the CNI plugin of its node.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;

@@ -25,7 +25,7 @@ pub(crate) use custom::{CustomResource, incomplete_grant, read_custom};
 pub use foreign::{
     ALWAYS_ON_FIELDS, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_feature,
 };
-pub(crate) use foreign::{FOREIGN_CONFIGS, ForeignMeshSettings, IngressGateway};
+pub(crate) use foreign::{FOREIGN_CONFIG_KINDS, ForeignMeshSettings, IngressCertificateRequest};
 pub(crate) use mesh_parts::is_service_parent;
 pub use namespace::{NamespaceReading, read_namespace};
 pub use pod::{MeshPod, pod_addresses, read_pod, with_target_ports};

@@ -89,15 +89,15 @@ impl RejectionEvents {
             self.recent_writes.pop_front();
         }
         let mut due_clients: Vec<RejectedClient> = Vec::new();
-        for client in rejected_clients {
-            let key = (client.workload.clone(), client.client);
+        for rejected_client in rejected_clients {
+            let key = (rejected_client.workload.clone(), rejected_client.client);
             if let Some(event) = self.events_by_client.get_mut(&key) {
                 event.last_seen = now;
                 if event.retry_time.is_none_or(|time| time > now) {
                     continue;
                 }
             } else if self.events_by_client.len() >= MAX_CLIENTS
-                || self.count_pod_clients(&client.workload) >= MAX_CLIENTS_PER_POD
+                || self.count_pod_clients(&rejected_client.workload) >= MAX_CLIENTS_PER_POD
             {
                 continue;
             }
@@ -110,19 +110,24 @@ impl RejectionEvents {
                 key,
                 RejectionEvent { last_seen: now, written_event: None, retry_time: None },
             );
-            due_clients.push(client.clone());
+            due_clients.push(rejected_client.clone());
         }
         due_clients
     }
 
+    /// Returns the number of clients with an event on the pod of a workload.
     fn count_pod_clients(&self, workload: &WorkloadName) -> usize {
         self.events_by_client.keys().filter(|(name, _)| name == workload).count()
     }
 
     /// Stores a written event, or schedules a retry if the write failed.
-    fn record_write(&mut self, client: &RejectedClient, written_event: Option<WarningEvent>) {
+    fn record_write(
+        &mut self,
+        rejected_client: &RejectedClient,
+        written_event: Option<WarningEvent>,
+    ) {
         let Entry::Occupied(mut event) =
-            self.events_by_client.entry((client.workload.clone(), client.client))
+            self.events_by_client.entry((rejected_client.workload.clone(), rejected_client.client))
         else {
             return;
         };
@@ -190,18 +195,19 @@ async fn find_pod(
     Ok((!is_host_network).then(|| pod.name_any()))
 }
 
+/// Returns the text of the event. `client_pod` is the name of the client's pod, if it is known.
 fn event_note(rejected_client: &RejectedClient, client_pod: Option<&str>) -> String {
-    let RejectedClient { client, port, kind, .. } = rejected_client;
+    let RejectedClient { client: address, port, kind, .. } = rejected_client;
     let cause = match kind {
         PlaintextClient::Member => "it has a sidecar and its connection bypasses the mesh: ",
         PlaintextClient::Other => "",
     };
     let hint = kind.hint();
     let client_description = match client_pod {
-        Some(pod) => format!("{client} (pod {pod})"),
+        Some(pod) => format!("{address} (pod {pod})"),
         // Only readers with permission to list pods of all namespaces may see its name.
         None => format!(
-            "{client} (`kubectl get pods -A --field-selector status.podIP={client}` names its pod)"
+            "{address} (`kubectl get pods -A --field-selector status.podIP={address}` names its pod)"
         ),
     };
     format!(

@@ -87,7 +87,7 @@ impl TokenReviewer {
     /// When the token is rejected, too many reviews are in progress, or the API server does not respond.
     pub async fn review_token(&self, token: &str) -> Result<PodHolder, TokenReviewError> {
         // Unauthenticated clients must not be able to overload the API server with arbitrary tokens.
-        let ClaimedPod { issuer, .. } = parse_claims(token, SystemTime::now())?;
+        let TokenClaims { issuer, .. } = parse_claims(token, SystemTime::now())?;
         let _permit = match self.is_known_issuer(&issuer) {
             true => None,
             false => Some(
@@ -133,16 +133,16 @@ impl fmt::Debug for TokenReviewer {
     }
 }
 
-/// The claims of a token about its pod.
+/// The claims of a token: its pod and its issuer, not verified.
 #[derive(Debug)]
-struct ClaimedPod {
+struct TokenClaims {
     holder: PodHolder,
     issuer: String,
 }
 
 /// Parses the claims of a token for our audience that is bound to a pod, as projected service account tokens
 /// are (RFC 7519 section 3, RFC 7515 section 7.1). Nothing is verified.
-fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewError> {
+fn parse_claims(token: &str, now: SystemTime) -> Result<TokenClaims, TokenReviewError> {
     let rejection = |reason: &str| TokenReviewError::Rejected(reason.to_owned());
     let mut token_parts = token.split('.');
     let payload =
@@ -181,7 +181,7 @@ fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewE
         return Err(rejection(UNBOUND_TOKEN));
     };
     let holder = PodHolder { workload, account, uid: Uid::new(&pod.uid).ok() };
-    Ok(ClaimedPod { holder, issuer: claims.iss })
+    Ok(TokenClaims { holder, issuer: claims.iss })
 }
 
 /// The relevant claims of a service account token.
@@ -331,7 +331,7 @@ mod tests {
             with_claim("/aud", json!("leno")),
             with_claim("/exp", json!(1_799_999_800)),
         ] {
-            let ClaimedPod { holder, issuer } = parse_claims(&token, now).unwrap();
+            let TokenClaims { holder, issuer } = parse_claims(&token, now).unwrap();
             assert_eq!(holder.workload.to_string(), "shop/cart-7d4b9-x2x");
             assert_eq!(
                 (holder.account.to_string().as_str(), holder.uid),

@@ -32,7 +32,7 @@ use self::store::ObjectStore;
 use crate::external_principals::{CertificateOutcomes, DesiredCertificates, SecretPermissions};
 use crate::gateway::{DesiredGateway, GATEWAY_KINDS};
 use crate::inject::Exclusions;
-use crate::read::FOREIGN_CONFIGS;
+use crate::read::FOREIGN_CONFIG_KINDS;
 use crate::status::DesiredStatus;
 
 /// A source of objects from an API server: pods, services and namespaces, and custom resources of every kind
@@ -197,26 +197,26 @@ impl KubernetesSource {
     /// Watches all kinds and sends updates. The first update is sent when every kind has been listed or cannot be
     /// listed. Later updates are sent when objects, rejections or warnings change. Returns when the receiver of the
     /// updates is dropped.
-    pub async fn send_updates(self, updates: mpsc::Sender<RegistryUpdate>) {
+    pub async fn send_updates(self, update_sender: mpsc::Sender<RegistryUpdate>) {
         let kinds = watched_kinds(self.options.gateways);
-        let (event_sender, events) = mpsc::channel(MAX_WATCH_EVENTS);
-        let definition_changes = Arc::new(watch::Sender::new(0));
-        let referenced_secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
+        let (event_sender, event_receiver) = mpsc::channel(MAX_WATCH_EVENTS);
+        let definition_sender = Arc::new(watch::Sender::new(0));
+        let secrets_sender = watch::Sender::new(Arc::new(BTreeSet::new()));
         let mut tasks = JoinSet::new();
         for (index, watched) in kinds.iter().enumerate() {
             let kind_watch = KindWatch {
                 client: self.client.clone(),
                 watched: *watched,
                 kind_index: index,
-                definition_changes: definition_changes.subscribe(),
-                referenced_secrets: referenced_secrets.subscribe(),
+                definition_changes: definition_sender.subscribe(),
+                referenced_secrets: secrets_sender.subscribe(),
                 covered_secrets: None,
                 events: event_sender.clone(),
                 discovery_interval: self.options.discovery_interval,
             };
             tasks.spawn(kind_watch.run());
         }
-        tasks.spawn(watch_definitions(self.client.clone(), definition_changes));
+        tasks.spawn(watch_definitions(self.client.clone(), definition_sender));
         let mut store = ObjectStore::new(kinds);
         if let Some(trust_domain) = self.default_trust_domain {
             store.set_trust_domain(trust_domain);
@@ -244,18 +244,18 @@ impl KubernetesSource {
             external_principals,
             exclusions,
             floor,
-            referenced_secrets,
+            referenced_secrets: secrets_sender,
         };
         let event_loop = EventLoop {
             store,
             options,
             outputs,
-            events,
+            events: event_receiver,
             certificate_outcomes,
             unwritten_statuses,
             last_failure: None,
         };
-        event_loop.run(updates).await;
+        event_loop.run(update_sender).await;
     }
 }
 
@@ -288,10 +288,10 @@ struct Outputs {
 
 impl EventLoop {
     /// Applies events and publishes the results, until the receiver of the updates is dropped.
-    async fn run(mut self, updates: mpsc::Sender<RegistryUpdate>) {
+    async fn run(mut self, update_sender: mpsc::Sender<RegistryUpdate>) {
         loop {
             let indexed_event = tokio::select! {
-                () = updates.closed() => return,
+                () = update_sender.closed() => return,
                 Ok(()) = self.certificate_outcomes.changed() => None,
                 Ok(()) = self.unwritten_statuses.changed() => None,
                 event = self.events.recv() => match event {
@@ -317,7 +317,7 @@ impl EventLoop {
             self.publish_state();
             if let Some(mut update) = self.store.flush() {
                 update.first_event_at = Some(first_event_at.into_std());
-                if updates.send(update).await.is_err() {
+                if update_sender.send(update).await.is_err() {
                     return;
                 }
             }
@@ -332,8 +332,8 @@ impl EventLoop {
     async fn receive_pending(&mut self, first_event_at: Instant) {
         let deadline = first_event_at + self.options.max_delay;
         loop {
-            let wait_until = deadline.min(Instant::now() + self.options.quiet_period);
-            match timeout_at(wait_until, self.events.recv()).await {
+            let wait_deadline = deadline.min(Instant::now() + self.options.quiet_period);
+            match timeout_at(wait_deadline, self.events.recv()).await {
                 Ok(Some((kind_index, event))) => self.apply_event(kind_index, event),
                 Ok(None) | Err(_) => return,
             }
@@ -392,7 +392,7 @@ impl EventLoop {
             *published = exclusions;
             is_changed
         });
-        let floor = self.store.injection_floor();
+        let floor = self.store.mesh_floor();
         self.outputs.floor.send_if_modified(|published| {
             let is_changed = *published != floor;
             *published = floor;
@@ -411,11 +411,11 @@ impl EventLoop {
     }
 }
 
-/// Returns all watched kinds; events refer to them by index. `gateways` adds the kinds that only gateways need.
-fn watched_kinds(gateways: bool) -> Vec<WatchedKind> {
+/// Returns all watched kinds; events refer to them by index. `includes_gateways` adds the kinds that only gateways need.
+fn watched_kinds(includes_gateways: bool) -> Vec<WatchedKind> {
     let always_watched = [WatchedKind::Pods, WatchedKind::Services, WatchedKind::Namespaces];
     let custom_resources =
-        served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(WatchedKind::Custom);
+        served_kinds().into_iter().chain(FOREIGN_CONFIG_KINDS).map(WatchedKind::Custom);
     let cluster_kinds = [
         WatchedKind::Nodes,
         WatchedKind::ApiServerService,
@@ -424,7 +424,7 @@ fn watched_kinds(gateways: bool) -> Vec<WatchedKind> {
     ];
     let mut kinds: Vec<WatchedKind> =
         always_watched.into_iter().chain(custom_resources).chain(cluster_kinds).collect();
-    if gateways {
+    if includes_gateways {
         kinds.extend([
             WatchedKind::Secrets,
             WatchedKind::Deployments,

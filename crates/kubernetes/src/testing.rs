@@ -18,7 +18,7 @@ pub(crate) struct Store {
     version: u64,
     /// The received requests: methods and paths.
     pub(crate) requests: Vec<String>,
-    /// The rejected requests: a method and a part of its path.
+    /// The requests that are rejected as forbidden: a method, and a substring of the path.
     pub(crate) forbidden: Option<(&'static str, &'static str)>,
     /// The number of reads that find nothing, as if another client created the object a moment later.
     pub(crate) missed_reads: u32,
@@ -124,6 +124,7 @@ fn resource_version(object: &Value) -> &Value {
 pub(crate) struct Server {
     pub(crate) store: Arc<Mutex<Store>>,
     pub(crate) client: Client,
+    /// The server's task, which ends when this value is dropped.
     _tasks: JoinSet<()>,
 }
 

@@ -85,19 +85,26 @@ pub enum WebhookError {
 /// When it cannot listen, or the file with client CA certificates cannot be used.
 pub async fn serve_webhook(
     client: Client,
-    listen: ListenOptions,
-    settings: watch::Receiver<InjectionSettings>,
+    options: ListenOptions,
+    settings_receiver: watch::Receiver<InjectionSettings>,
     shutdown_receiver: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
-    let client_authorities = listen.client_ca.map(ClientAuthorities::open).transpose()?;
-    let listener = bind_listener(listen.address)?;
-    serve_with(client, listener, client_authorities, settings, shutdown_receiver, SHUTDOWN_DELAY)
-        .await
+    let client_authorities = options.client_ca.map(ClientAuthorities::open).transpose()?;
+    let listener = bind_listener(options.address)?;
+    serve_with(
+        client,
+        listener,
+        client_authorities,
+        settings_receiver,
+        shutdown_receiver,
+        SHUTDOWN_DELAY,
+    )
+    .await
 }
 
 fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
-    let listener = leno_listen::bind(address);
-    listener.map_err(|source| WebhookError::Listen { address, source })
+    let bind_result = leno_listen::bind(address);
+    bind_result.map_err(|source| WebhookError::Listen { address, source })
 }
 
 /// Serves the webhook on a bound listener and renews its certificates. `shutdown_delay` after a shutdown
@@ -106,14 +113,15 @@ async fn serve_with(
     client: Client,
     listener: TcpListener,
     client_authorities: Option<ClientAuthorities>,
-    settings: watch::Receiver<InjectionSettings>,
+    settings_receiver: watch::Receiver<InjectionSettings>,
     shutdown_receiver: watch::Receiver<bool>,
     shutdown_delay: Duration,
 ) -> Result<(), WebhookError> {
-    let namespace = settings.borrow().system_namespace.clone();
-    let (config_sender, mut tls_configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
+    let namespace = settings_receiver.borrow().system_namespace.clone();
+    let (tls_config_sender, mut tls_config_receiver) =
+        watch::channel::<Option<Arc<ServerConfig>>>(None);
     let renewal =
-        keys::renew_certificates(client.clone(), namespace, config_sender, client_authorities);
+        keys::renew_certificates(client.clone(), namespace, tls_config_sender, client_authorities);
     let (accept_end_sender, accept_end_receiver) = watch::channel(false);
     let (shutdown, accept_end) =
         (StopSignal::new(shutdown_receiver), StopSignal::new(accept_end_receiver));
@@ -127,7 +135,8 @@ async fn serve_with(
     };
     let mut accept_end_request = accept_end.clone();
     let server = async {
-        let wait_for_certificate = async { tls_configs.wait_for(Option::is_some).await.is_ok() };
+        let wait_for_certificate =
+            async { tls_config_receiver.wait_for(Option::is_some).await.is_ok() };
         tokio::select! {
             has_certificate = wait_for_certificate => if !has_certificate {
                 return Err(WebhookError::Keys);
@@ -137,8 +146,8 @@ async fn serve_with(
         listen::serve_connections(
             listener,
             client,
-            tls_configs,
-            settings,
+            tls_config_receiver,
+            settings_receiver,
             shutdown,
             accept_end.clone(),
         )

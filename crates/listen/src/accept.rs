@@ -218,13 +218,13 @@ impl<S, P> From<Option<(S, P)>> for AcceptEvent<S, P> {
 /// The pauses of a listener.
 #[derive(Debug, Default)]
 struct Pauses {
-    /// The end of the current pause.
+    /// The end of the current pause; `None` if there is none.
     paused_until: Option<Instant>,
     /// The length of the previous pause; zero after an accepted connection.
     last_pause: Duration,
     /// The number of consecutive failures of single connections.
     consecutive_skips: u32,
-    /// The earliest time at which the next pause is logged.
+    /// The earliest time at which the next pause is logged; `None` before the first one.
     next_log_at: Option<Instant>,
     /// The number of pauses since the start.
     pause_count: u64,

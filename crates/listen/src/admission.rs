@@ -1,5 +1,6 @@
 //! Admits connections, and wakes their tasks. The task of a connection reports when it waits for its peer and when the
-//! peer has sent bytes. It is woken when its connection is evicted or gets a turn (see the crate documentation).
+//! peer has sent bytes. It is woken when its connection is evicted or gets a turn: the permission to compute a part of a
+//! TLS handshake (see the crate documentation).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,12 +13,13 @@ use std::task::{Context, Poll, Waker};
 use tokio::task::yield_now;
 
 use crate::source::ConnectionSource;
-use crate::table::{PeerPhase, PendingId, PendingLimits, PendingState, PendingTable};
+use crate::table::{PeerProgress, PendingId, PendingLimits, PendingState, PendingTable};
 
 /// The pending connections of one listener, or of all listeners of one thread.
 #[derive(Debug)]
 pub struct ConnectionAdmission(Mutex<AdmissionState>);
 
+/// The table of pending connections, and the wakers of their tasks.
 #[derive(Debug)]
 struct AdmissionState {
     table: PendingTable,
@@ -28,7 +30,7 @@ struct AdmissionState {
 }
 
 impl ConnectionAdmission {
-    /// Creates an empty table of pending connections with these limits.
+    /// Creates the admission of a listener or thread without connections yet, with these limits.
     #[must_use]
     pub fn new(limits: PendingLimits) -> Arc<Self> {
         let state = AdmissionState {
@@ -67,6 +69,7 @@ impl ConnectionAdmission {
 }
 
 impl AdmissionState {
+    /// Counts the eviction of a connection, and wakes its task to close it.
     fn record_eviction(&mut self, evicted_id: Option<PendingId>) {
         if let Some(id) = evicted_id {
             self.evicted_count += 1;
@@ -92,7 +95,7 @@ impl AdmissionState {
     }
 }
 
-/// A pending connection, until this value is dropped or [`PendingConnection::mark_complete`] is called.
+/// A pending connection, until this value is dropped or [`PendingConnection::mark_established`] is called.
 #[derive(Debug)]
 pub struct PendingConnection {
     admission: Arc<ConnectionAdmission>,
@@ -110,10 +113,10 @@ impl PendingConnection {
         let mut peer = pin!(peer);
         let output = poll_fn(|cx| match peer.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Ok(output)),
-            Poll::Pending => self.poll_waiting(cx),
+            Poll::Pending => self.poll_start_waiting(cx),
         })
         .await?;
-        self.change_phase(PeerPhase::Ended)?;
+        self.record_peer_progress(PeerProgress::Complete)?;
         Ok(output)
     }
 
@@ -125,14 +128,14 @@ impl PendingConnection {
     pub async fn run_in_turns<F: Future>(&self, work: F) -> Result<F::Output, Evicted> {
         let mut work = pin!(work);
         loop {
-            self.change_phase(PeerPhase::Continues)?;
+            self.record_peer_progress(PeerProgress::Partial)?;
             poll_fn(|cx| self.poll_turn(cx)).await?;
             // Between batches of turns, other work of this thread runs first.
             yield_now().await;
             let poll_result = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
-            self.change_phase(PeerPhase::Continues)?;
+            self.record_peer_progress(PeerProgress::Partial)?;
             if let Poll::Ready(output) = poll_result {
-                self.change_phase(PeerPhase::Ended)?;
+                self.record_peer_progress(PeerProgress::Complete)?;
                 return Ok(output);
             }
             // No await may stand between the poll above and this one: a wake-up would be lost. The second poll of
@@ -140,7 +143,7 @@ impl PendingConnection {
             let mut is_woken = false;
             let wake_up = poll_fn(|cx| match std::mem::replace(&mut is_woken, true) {
                 true => Poll::Ready(Ok(())),
-                false => self.poll_waiting(cx),
+                false => self.poll_start_waiting(cx),
             });
             wake_up.await?;
         }
@@ -173,12 +176,13 @@ impl PendingConnection {
         poll_fn(|cx| self.poll_evicted(cx)).await;
     }
 
+    /// Is ready when the connection has been evicted; otherwise registers the waker for the eviction.
     fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.admission.lock();
         match state.table.connection_state(self.id) {
             Some(PendingState::Evicted) => return Poll::Ready(()),
             Some(_) => state.store_waker(self.id, cx),
-            // A complete connection is never evicted.
+            // An established connection is never evicted.
             None => {}
         }
         Poll::Pending
@@ -195,15 +199,15 @@ impl PendingConnection {
     /// until the next [`PendingConnection::mark_waiting`].
     pub fn mark_served(&self) {
         // An evicted connection stays evicted, and its task closes it.
-        self.change_phase(PeerPhase::Ended).ok();
+        self.record_peer_progress(PeerProgress::Complete).ok();
     }
 
-    /// Marks the connection as no longer pending.
-    pub fn mark_complete(&self) {
+    /// Marks the connection as established, so that it is no longer pending.
+    pub fn mark_established(&self) {
         let mut state = self.admission.lock();
         state.wakers.remove(&self.id);
-        if let Some(next_turn) = state.table.remove(self.id) {
-            state.wake_connection(next_turn);
+        if let Some(next_id) = state.table.remove(self.id) {
+            state.wake_connection(next_id);
         }
     }
 
@@ -212,14 +216,14 @@ impl PendingConnection {
     ///
     /// # Errors
     /// Returns [`Evicted`] if the connection has to make room for others.
-    pub fn poll_waiting<T>(&self, cx: &Context<'_>) -> Poll<Result<T, Evicted>> {
+    pub fn poll_start_waiting<T>(&self, cx: &Context<'_>) -> Poll<Result<T, Evicted>> {
         let mut state = self.admission.lock();
         let evicted_id = state.table.start_waiting(self.id);
         state.record_eviction(evicted_id);
         match state.table.connection_state(self.id) {
             Some(PendingState::Evicted) => return Poll::Ready(Err(Evicted)),
             Some(_) => state.store_waker(self.id, cx),
-            // A complete connection is never evicted.
+            // An established connection is never evicted.
             None => {}
         }
         Poll::Pending
@@ -230,9 +234,10 @@ impl PendingConnection {
     /// # Errors
     /// Returns [`Evicted`] if the connection has to make room for others.
     pub fn record_progress(&self) -> Result<(), Evicted> {
-        self.change_phase(PeerPhase::Continues)
+        self.record_peer_progress(PeerProgress::Partial)
     }
 
+    /// Requests a turn, and is ready when the connection has it. A connection that is no longer pending needs no turn.
     fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), Evicted>> {
         let mut state = self.admission.lock();
         state.table.join_queue(self.id);
@@ -248,13 +253,15 @@ impl PendingConnection {
         }
     }
 
-    fn change_phase(&self, phase: PeerPhase) -> Result<(), Evicted> {
+    /// Marks the connection as served, because its peer has sent bytes. If the connection had a turn, the turn ends, and
+    /// the connection that gets the next turn is woken. Returns [`Evicted`] if the connection was evicted before.
+    fn record_peer_progress(&self, progress: PeerProgress) -> Result<(), Evicted> {
         let mut state = self.admission.lock();
         if state.is_evicted(self.id) {
             return Err(Evicted);
         }
-        if let Some(next_turn) = state.table.record_phase(self.id, phase) {
-            state.wake_connection(next_turn);
+        if let Some(next_id) = state.table.record_peer_progress(self.id, progress) {
+            state.wake_connection(next_id);
         }
         Ok(())
     }
@@ -262,7 +269,7 @@ impl PendingConnection {
 
 impl Drop for PendingConnection {
     fn drop(&mut self) {
-        self.mark_complete();
+        self.mark_established();
     }
 }
 

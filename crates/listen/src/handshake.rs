@@ -19,7 +19,7 @@ use crate::admission::PendingConnection;
 /// Reads a whole ClientHello, without cryptographic work.
 ///
 /// # Errors
-/// Returns an error if the bytes are no ClientHello, the client disconnected, or the connection was evicted. An
+/// Returns an error if the bytes are not a ClientHello, the client disconnected, or the connection was evicted. An
 /// evicted connection is reset when the socket is dropped. A TLS error is the source of the returned error. The
 /// socket is returned as well, unless it is closed.
 pub async fn read_hello(

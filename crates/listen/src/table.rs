@@ -67,8 +67,9 @@ pub(crate) struct PendingTable {
 struct PendingEntry {
     source: ConnectionSource,
     state: PendingState,
-    /// The sequence number at which the connection started to wait for its peer in this phase. The number stays
-    /// the same until the phase ends, so that a peer cannot delay its eviction by sending single bytes.
+    /// The sequence number at which the connection started to wait for its peer; `None` if no bytes are awaited. The
+    /// number stays the same until all awaited bytes have arrived, so that a peer cannot delay its eviction by sending
+    /// single bytes.
     waiting_since: Option<u64>,
 }
 
@@ -119,7 +120,7 @@ impl PendingTable {
 
     /// Adds a connection and returns its number. If the table is full, also returns the connection that is evicted.
     pub(crate) fn admit(&mut self, source: ConnectionSource) -> (PendingId, Option<PendingId>) {
-        let evicted = match self.len() >= self.limits.pending {
+        let evicted_id = match self.len() >= self.limits.pending {
             true => self.evict_from_largest_source(),
             false => None,
         };
@@ -128,7 +129,7 @@ impl PendingTable {
             .insert(id, PendingEntry { source, state: PendingState::Served, waiting_since: None });
         self.pending_count += 1;
         self.update_source(source, |source_entry| source_entry.pending_count += 1);
-        (id, evicted)
+        (id, evicted_id)
     }
 
     /// Returns the state of a connection; `None` after the connection was removed.
@@ -149,9 +150,9 @@ impl PendingTable {
         self.update_source(source, |source_entry| {
             _ = source_entry.waiting.insert((waiting_since, id))
         });
-        let source_waiting =
+        let source_waiting_count =
             self.sources.get(&source).map_or(0, |source_entry| source_entry.waiting.len());
-        let source_over_limit = if source_waiting > self.limits.waiting_per_source {
+        let source_over_limit = if source_waiting_count > self.limits.waiting_per_source {
             source
         } else if self.waiting_count > self.limits.waiting {
             self.sources_by_waiting.last().map(|(_, _, source)| *source)?
@@ -163,18 +164,22 @@ impl PendingTable {
 
     /// Marks a connection as served: the peer has sent a part, or all, of the awaited bytes. If the connection had
     /// a turn, the turn ends; returns the connection that gets the next turn, if any.
-    pub(crate) fn record_phase(&mut self, id: PendingId, phase: PeerPhase) -> Option<PendingId> {
+    pub(crate) fn record_peer_progress(
+        &mut self,
+        id: PendingId,
+        progress: PeerProgress,
+    ) -> Option<PendingId> {
         if self.connection_state(id) == Some(PendingState::Evicted) {
             return None;
         }
-        let next_turn = self.remove_from_list(id);
+        let next_id = self.remove_from_list(id);
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.state = PendingState::Served;
-            if phase == PeerPhase::Ended {
+            if progress == PeerProgress::Complete {
                 entry.waiting_since = None;
             }
         }
-        next_turn
+        next_id
     }
 
     /// Requests a turn for a connection, which may get it at once.
@@ -201,14 +206,14 @@ impl PendingTable {
     /// Removes a connection that is no longer pending. If it had a turn, returns the connection that gets the
     /// next turn, if any.
     pub(crate) fn remove(&mut self, id: PendingId) -> Option<PendingId> {
-        let next_turn = self.remove_from_list(id);
+        let next_id = self.remove_from_list(id);
         if let Some(entry) = self.entries.remove(&id)
             && entry.state != PendingState::Evicted
         {
             self.pending_count -= 1;
             self.update_source(entry.source, |source_entry| source_entry.pending_count -= 1);
         }
-        next_turn
+        next_id
     }
 
     /// Returns the number of pending connections, without evicted ones.
@@ -296,15 +301,15 @@ impl PendingTable {
     /// Changes the entry of a source, and updates the sorted sets of sources.
     fn update_source(&mut self, source: ConnectionSource, change: impl FnOnce(&mut SourceEntry)) {
         let source_entry = self.sources.entry(source).or_default();
-        let oldest_wait = |source_entry: &SourceEntry| {
+        let longest_wait = |source_entry: &SourceEntry| {
             source_entry.waiting.first().map(|(waiting_since, _)| Reverse(*waiting_since))
         };
-        if let Some(waiting_since) = oldest_wait(source_entry) {
+        if let Some(waiting_since) = longest_wait(source_entry) {
             self.sources_by_waiting.remove(&(source_entry.waiting.len(), waiting_since, source));
         }
         self.sources_by_pending.remove(&(source_entry.pending_count, source));
         change(source_entry);
-        if let Some(waiting_since) = oldest_wait(source_entry) {
+        if let Some(waiting_since) = longest_wait(source_entry) {
             self.sources_by_waiting.insert((source_entry.waiting.len(), waiting_since, source));
         }
         match source_entry.pending_count {
@@ -320,13 +325,13 @@ impl PendingTable {
     }
 }
 
-/// The state of the awaited phase after the peer has sent bytes.
+/// The part of the awaited bytes, such as a ClientHello, that the peer has sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PeerPhase {
-    /// More bytes of the same phase are awaited.
-    Continues,
-    /// All bytes of the phase have arrived.
-    Ended,
+pub(crate) enum PeerProgress {
+    /// A part has arrived, and more bytes are awaited.
+    Partial,
+    /// All awaited bytes have arrived.
+    Complete,
 }
 
 /// The ratio of the limit on all pending connections to the limit on those that wait for their peer. It leaves room for

@@ -70,7 +70,7 @@ impl Timer {
 }
 
 async fn wait_for_timerfd(timerfd: &mut Receiver, delay: Duration) -> io::Result<()> {
-    let once = Itimerspec {
+    let single_expiration = Itimerspec {
         it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
         it_value: Timespec {
             tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
@@ -78,7 +78,7 @@ async fn wait_for_timerfd(timerfd: &mut Receiver, delay: Duration) -> io::Result
             tv_nsec: i64::from(delay.subsec_nanos()).max(1),
         },
     };
-    timerfd_settime(&*timerfd, TimerfdTimerFlags::empty(), &once)?;
+    timerfd_settime(&*timerfd, TimerfdTimerFlags::empty(), &single_expiration)?;
     // More than the 8 bytes that are read: a short read shows the runtime that the timer is empty, which saves
     // another read.
     timerfd.read(&mut [0; 16]).await.map(|_| ())

@@ -20,7 +20,7 @@ impl Deadline {
     }
 
     /// Moves the deadline to a later time.
-    pub(crate) fn set(&mut self, deadline_at: Instant) {
+    pub(crate) fn postpone(&mut self, deadline_at: Instant) {
         debug_assert!(deadline_at >= self.deadline_at, "a deadline moves only to a later time");
         self.deadline_at = deadline_at;
     }
@@ -50,11 +50,11 @@ mod tests {
         let start = Instant::now();
         let mut deadline = Deadline::new(start + second);
         for moves in 2..=5 {
-            deadline.set(start + second * moves);
+            deadline.postpone(start + second * moves);
         }
         poll_fn(|context| deadline.poll(context)).await;
         assert_eq!(Instant::now(), start + second * 5);
-        deadline.set(start + second * 6);
+        deadline.postpone(start + second * 6);
         poll_fn(|context| deadline.poll(context)).await;
         assert_eq!(Instant::now(), start + second * 6);
     }

@@ -23,7 +23,7 @@ use crate::thread_share::ThreadShare;
 use crate::window::{CounterSnapshot, MeasuredWindow};
 use crate::{http1, http2};
 
-/// Sends the requests of a plan and reports their results. `progress` is updated ten times a second.
+/// Sends the requests of a plan and reports their results. `progress_sender` is updated ten times a second.
 ///
 /// Everything runs on the calling thread: use a dedicated current-thread runtime, or
 /// [`drive_on_threads`](crate::drive_on_threads). Dropping the future ends the run without a report.
@@ -32,11 +32,15 @@ use crate::{http1, http2};
 /// [`DriveError`] if the plan is invalid or no timer is available.
 pub async fn drive_load(
     plan: LoadPlan,
-    progress: watch::Sender<ProgressCounters>,
+    progress_sender: watch::Sender<ProgressCounters>,
 ) -> Result<LoadReport, DriveError> {
-    plan.check()?;
-    let task =
-        ThreadTask { plan, share: ThreadShare::WHOLE, stop: StopHandle::default(), progress };
+    plan.validate()?;
+    let task = ThreadTask {
+        plan,
+        share: ThreadShare::WHOLE,
+        stop: StopHandle::default(),
+        progress_sender,
+    };
     task.run_task(SystemEnvironment).await
 }
 
@@ -64,7 +68,7 @@ pub(crate) struct ThreadTask {
     pub(crate) plan: LoadPlan,
     pub(crate) share: ThreadShare,
     pub(crate) stop: StopHandle,
-    pub(crate) progress: watch::Sender<ProgressCounters>,
+    pub(crate) progress_sender: watch::Sender<ProgressCounters>,
 }
 
 impl ThreadTask {
@@ -73,13 +77,13 @@ impl ThreadTask {
         self,
         environment: E,
     ) -> Result<LoadReport, DriveError> {
-        let mut workers = Workers::new(&self.plan, self.share)?;
+        let mut worker_factory = WorkerFactory::new(&self.plan, self.share)?;
         let thread_state = Rc::new(ThreadState::new(&self.plan, self.share, environment)?);
         let local_set = LocalSet::new();
-        local_set.run_until(self.run_workers(&thread_state, &mut workers)).await;
+        local_set.run_until(self.run_workers(&thread_state, &mut worker_factory)).await;
         drop(local_set);
         let thread_state = Rc::into_inner(thread_state).expect("all workers have ended");
-        Ok(thread_state.into_report(&self.progress))
+        Ok(thread_state.into_report(&self.progress_sender))
     }
 
     /// Runs the workers until all of them have ended. Meanwhile takes the snapshots at the start and at the end of the
@@ -87,14 +91,16 @@ impl ThreadTask {
     async fn run_workers<E: Environment>(
         &self,
         thread_state: &Rc<ThreadState<E>>,
-        workers: &mut Workers,
+        worker_factory: &mut WorkerFactory,
     ) {
         let mut worker_tasks = JoinSet::new();
         let warm_up = self.plan.warm_up;
         if warm_up.is_zero() {
             thread_state.record_snapshot();
         }
-        workers.create_workers(thread_state, |worker| drop(worker_tasks.spawn_local(worker.run())));
+        worker_factory.create_workers(thread_state, |worker| {
+            drop(worker_tasks.spawn_local(worker.send_requests()))
+        });
         let mut progress_tick = interval(PROGRESS_INTERVAL);
         progress_tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
@@ -112,7 +118,8 @@ impl ThreadTask {
                 () = sleep_until(thread_state.thread_context.clock.to_instant(next_snapshot)), if snapshot_count < 2 => thread_state.record_snapshot(),
                 _ = progress_tick.tick() => {
                     let now = thread_state.thread_context.clock.now();
-                    self.progress.send_replace(thread_state.statistics.borrow().counters_at(now));
+                    self.progress_sender
+                        .send_replace(thread_state.statistics.borrow().counters_at(now));
                     if self.stop.is_stopped() {
                         thread_state.schedule.borrow_mut().end_at(now);
                     }
@@ -122,8 +129,8 @@ impl ThreadTask {
     }
 }
 
-/// The workers of a thread before they start.
-struct Workers {
+/// Creates the workers of a thread: one per connection with HTTP/1.1, and one per stream with HTTP/2.
+struct WorkerFactory {
     connection_count: u64,
     streams_per_connection: usize,
     prepared_requests: PreparedRequests,
@@ -135,7 +142,7 @@ enum PreparedRequests {
     Http2(http2::Http2Requests),
 }
 
-impl Workers {
+impl WorkerFactory {
     fn new(plan: &LoadPlan, share: ThreadShare) -> Result<Self, InvalidPlan> {
         let prepared_requests = match plan.protocol {
             LoadProtocol::Http1 => PreparedRequests::Http1(http1::Http1Requests::new(plan)?),
@@ -260,7 +267,7 @@ impl<E: Environment> ThreadState<E> {
             NextAction::Due(due_time) => {
                 let is_measured = schedule.is_measured(due_time);
                 Ok(Some(AssignedRequest {
-                    target_index: self.target_sampler.borrow_mut().next_target(),
+                    target_index: self.target_sampler.borrow_mut().next_target_index(),
                     due_time,
                     assigned_at: now,
                     is_measured,
@@ -281,16 +288,16 @@ impl<E: Environment> ThreadState<E> {
     }
 
     /// Records due but unsent requests, and completes the report.
-    fn into_report(self, progress: &watch::Sender<ProgressCounters>) -> LoadReport {
+    fn into_report(self, progress_sender: &watch::Sender<ProgressCounters>) -> LoadReport {
         // The end of the measurement, unless the schedule ended before the last response: only two snapshots count.
         self.record_snapshot();
         let mut schedule = self.schedule.into_inner();
         let mut target_sampler = self.target_sampler.into_inner();
         let mut statistics = self.statistics.into_inner();
         while let Some(due_time) = schedule.next_unsent() {
-            statistics.record_unsent(target_sampler.next_target(), due_time);
+            statistics.record_unsent(target_sampler.next_target_index(), due_time);
         }
-        progress.send_replace(statistics.counters_at(self.thread_context.clock.now()));
+        progress_sender.send_replace(statistics.counters_at(self.thread_context.clock.now()));
         let measured_window = match self.snapshots.into_inner().as_slice() {
             [first, last, ..] => MeasuredWindow::from_snapshots(first, last),
             // Stopped during the warm-up.
@@ -314,7 +321,7 @@ enum LoadTransport<S> {
 
 impl<E: Environment> LoadWorker<E> {
     /// Sends one request after another until the run is over.
-    async fn run(mut self) {
+    async fn send_requests(mut self) {
         let thread_state = Rc::clone(&self.thread_state);
         let thread_context = &thread_state.thread_context;
         let mut now = thread_context.clock.now();

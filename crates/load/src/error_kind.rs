@@ -1,4 +1,4 @@
-//! Classifies requests that failed without a response; each kind has its own counter.
+//! Classifies unsuccessful requests: failures without a response, by kind, and gRPC calls, by status.
 
 use std::io;
 
@@ -98,6 +98,7 @@ pub(crate) const GRPC_UNKNOWN: u8 = 2;
 /// The number of gRPC statuses.
 pub(crate) const GRPC_STATUS_COUNT: usize = GRPC_LABELS.len();
 
+/// The labels in reports, by the number of the gRPC status.
 const GRPC_LABELS: [&str; 17] = [
     "grpc-ok",
     "grpc-cancelled",

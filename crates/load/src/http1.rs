@@ -79,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
                 Some(stream) => (stream, now),
                 None => (thread_context.connect(address_index).await?, thread_context.clock.now()),
             };
-        self.deadline.set(thread_context.clock.to_instant(now + thread_context.timeout));
+        self.deadline.postpone(thread_context.clock.to_instant(now + thread_context.timeout));
         let deadline = &mut self.deadline;
         let request = &self.serialized_requests.0[target_index];
         let mut exchange = Http1Exchange::new(&mut stream, request, &mut self.response_reader);

@@ -129,7 +129,7 @@ impl Http2Streams {
                 .checkout_connection(thread_context, thread_context.address_index(target_index)),
         );
         let sender = checkout.await.map_err(|_| ErrorKind::ConnectTimeout)??;
-        self.deadline.set(
+        self.deadline.postpone(
             thread_context.clock.to_instant(thread_context.clock.now() + thread_context.timeout),
         );
         let deadline = &mut self.deadline;

@@ -69,6 +69,7 @@ impl LatencyHistogram {
     /// Returns the quantile for a fraction of 0 to 1; `None` without requests.
     #[must_use]
     pub fn quantile(&self, fraction: f64) -> Option<Duration> {
+        // The upper end of a histogram bucket may exceed the largest latency.
         let max = self.nanoseconds.max();
         let nanoseconds = self.nanoseconds.value_at_quantile(fraction).min(max);
         (self.count() > 0).then(|| Duration::from_nanos(nanoseconds))

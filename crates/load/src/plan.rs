@@ -87,7 +87,7 @@ impl LoadTarget {
     }
 }
 
-/// The form of the request target.
+/// The form of the request target in the request line (RFC 9112 section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TargetForm {
     /// `/path`, as origin servers expect it.
@@ -167,7 +167,7 @@ impl LoadModel {
 
 impl LoadPlan {
     /// Validates the plan, except for the requests, which are validated when they are serialized.
-    pub(crate) fn check(&self) -> Result<(), InvalidPlan> {
+    pub(crate) fn validate(&self) -> Result<(), InvalidPlan> {
         let connections = self.load_model.connection_count();
         if connections == 0 || connections > MAX_CONNECTIONS {
             return Err(InvalidPlan::Connections);
@@ -190,10 +190,10 @@ impl LoadPlan {
         if self.timeout.is_zero() || self.timeout > MAX_DURATION {
             return Err(InvalidPlan::Timeout);
         }
-        self.check_targets()
+        self.validate_targets()
     }
 
-    fn check_targets(&self) -> Result<(), InvalidPlan> {
+    fn validate_targets(&self) -> Result<(), InvalidPlan> {
         if self.targets.len() > MAX_TARGETS {
             return Err(InvalidPlan::TooManyTargets);
         }

@@ -63,7 +63,7 @@ impl LoadReport {
         (requests > 0).then(|| self.cpu.div_f64(requests as f64))
     }
 
-    /// Adds the results of another generator in the same time; targets are merged by name.
+    /// Adds the results of another generator that ran at the same time; targets are merged by name.
     pub fn merge(&mut self, other: &Self) {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.timeline.merge(&other.timeline);
@@ -135,7 +135,7 @@ impl TargetReport {
         }
     }
 
-    /// Returns the number of due requests: responses and errors.
+    /// Returns the number of due requests: responses, and failures without a response.
     #[must_use]
     pub fn request_count(&self) -> u64 {
         self.response_count() + self.failure_count()
@@ -177,13 +177,13 @@ impl TargetReport {
         (0_u16..).zip(self.status_counts.iter().copied()).filter(|(_, count)| *count > 0)
     }
 
-    /// Returns the number of errors of one kind.
+    /// Returns the number of failures of one kind.
     #[must_use]
     pub fn error_count(&self, kind: ErrorKind) -> u64 {
         self.error_counts.get(kind as usize).copied().unwrap_or(0)
     }
 
-    /// Returns the kinds of errors that occurred, with their counts.
+    /// Returns the kinds of failures that occurred, with their counts.
     pub fn error_counts(&self) -> impl Iterator<Item = (ErrorKind, u64)> {
         ErrorKind::ALL.into_iter().zip(self.error_counts).filter(|(_, count)| *count > 0)
     }
@@ -260,13 +260,14 @@ mod tests {
         }
     }
 
-    fn sample_report(name: &str, latencies_ms: &[u64], failed: ErrorKind) -> LoadReport {
+    /// A report with a successful response per latency, one response with status 403, and one failure.
+    fn sample_report(name: &str, latencies_ms: &[u64], failure_kind: ErrorKind) -> LoadReport {
         let mut target = TargetReport::new(name);
         for latency in latencies_ms {
             target.record_response(plain_response(200), Duration::from_millis(*latency));
         }
         target.record_response(plain_response(403), Duration::from_micros(1));
-        target.record_error(failed);
+        target.record_error(failure_kind);
         let responses = target.response_count();
         LoadReport {
             elapsed: Duration::from_secs(2),

@@ -71,13 +71,13 @@ impl Schedule {
             ArrivalModel::Closed if now >= self.end_time => NextAction::Over,
             ArrivalModel::Closed => self.assign_request(now),
             ArrivalModel::Open { rate, next_index, .. } => {
-                let due = due_time(rate, next_index);
-                if due >= self.end_time || now >= self.end_time + MAX_START_DELAY {
+                let due_time = compute_due_time(rate, next_index);
+                if due_time >= self.end_time || now >= self.end_time + MAX_START_DELAY {
                     NextAction::Over
-                } else if due > now {
-                    NextAction::Wait(due)
+                } else if due_time > now {
+                    NextAction::Wait(due_time)
                 } else {
-                    self.assign_request(due)
+                    self.assign_request(due_time)
                 }
             }
         }
@@ -89,38 +89,38 @@ impl Schedule {
         let ArrivalModel::Open { rate, next_index, .. } = self.arrival_model else {
             return None;
         };
-        let due = due_time(rate, next_index);
-        if due >= self.end_time || self.remaining_measured == 0 {
+        let due_time = compute_due_time(rate, next_index);
+        if due_time >= self.end_time || self.remaining_measured == 0 {
             return None;
         }
-        self.assign_request(due);
-        Some(due)
+        self.assign_request(due_time);
+        Some(due_time)
     }
 
-    /// Ends the schedule at `now`.
+    /// Ends the schedule at `now`, or earlier if its end has passed.
     pub(crate) fn end_at(&mut self, now: Duration) {
         self.end_time = self.end_time.min(now);
     }
 
     /// True if a request with this due time is measured.
-    pub(crate) fn is_measured(&self, due: Duration) -> bool {
-        due >= self.warm_up
+    pub(crate) fn is_measured(&self, due_time: Duration) -> bool {
+        due_time >= self.warm_up
     }
 
-    fn assign_request(&mut self, due: Duration) -> NextAction {
+    fn assign_request(&mut self, due_time: Duration) -> NextAction {
         if let ArrivalModel::Open { next_index, stride, .. } = &mut self.arrival_model {
             *next_index += *stride;
         }
-        if self.is_measured(due) {
+        if self.is_measured(due_time) {
             self.remaining_measured -= 1;
         }
-        NextAction::Due(due)
+        NextAction::Due(due_time)
     }
 }
 
 /// Returns the due time of the request with this index. It is computed from the start of the run, not from the previous
 /// request, so that rounding errors do not accumulate.
-fn due_time(rate: u32, index: u64) -> Duration {
+fn compute_due_time(rate: u32, index: u64) -> Duration {
     let rate = u64::from(rate);
     let nanoseconds = (index % rate) * NANOSECONDS_PER_SECOND / rate;
     Duration::from_secs(index / rate) + Duration::from_nanos(nanoseconds)
@@ -154,11 +154,11 @@ mod tests {
         for rate in [1, 3, 7, 1000, 999_983, 1_000_000] {
             for second in [0, 1, 86_399] {
                 let index = u64::from(rate) * second;
-                assert_eq!(due_time(rate, index), Duration::from_secs(second));
+                assert_eq!(compute_due_time(rate, index), Duration::from_secs(second));
             }
-            let gap = due_time(rate, 1);
+            let gap = compute_due_time(rate, 1);
             for index in 0..1000 {
-                let drift = due_time(rate, index + 1) - due_time(rate, index);
+                let drift = compute_due_time(rate, index + 1) - compute_due_time(rate, index);
                 assert!(drift.abs_diff(gap) <= Duration::from_nanos(1));
             }
         }
@@ -205,7 +205,10 @@ mod tests {
             })
             .collect();
         due_times.sort_unstable();
-        assert_eq!(due_times, (0..200).map(|index| due_time(300, index)).collect::<Vec<_>>());
+        assert_eq!(
+            due_times,
+            (0..200).map(|index| compute_due_time(300, index)).collect::<Vec<_>>()
+        );
     }
 
     #[test]
@@ -257,16 +260,16 @@ mod tests {
         assert_eq!(unsent, (1..100).map(ms).collect::<Vec<_>>());
     }
 
-    /// One connection to a server with 1 ms latency and a single stall of one second.
+    /// Returns the latencies of one connection to a server with 1 ms latency and a single stall of one second.
     fn stalled_latencies(mut schedule: Schedule) -> Vec<Duration> {
         let (mut now, mut latencies) = (ms(0), Vec::new());
         loop {
             match schedule.next_action(now) {
                 NextAction::Over => return latencies,
                 NextAction::Wait(until) => now = until,
-                NextAction::Due(due) => {
+                NextAction::Due(due_time) => {
                     now += if latencies.len() == 50 { ms(1000) } else { ms(1) };
-                    latencies.push(now - due);
+                    latencies.push(now - due_time);
                 }
             }
         }

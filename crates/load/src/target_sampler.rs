@@ -24,7 +24,7 @@ impl TargetSampler {
     }
 
     /// Returns the index of the next target.
-    pub(crate) fn next_target(&mut self) -> usize {
+    pub(crate) fn next_target_index(&mut self) -> usize {
         if self.cumulative_weights.len() == 1 {
             return 0;
         }
@@ -48,7 +48,7 @@ mod tests {
 
     fn sample_sequence(weights: &[u32], seed: u64, length: usize) -> Vec<usize> {
         let mut sampler = TargetSampler::new(weights.iter().copied(), seed);
-        (0..length).map(|_| sampler.next_target()).collect()
+        (0..length).map(|_| sampler.next_target_index()).collect()
     }
 
     #[test]
@@ -59,6 +59,7 @@ mod tests {
             for (index, weight) in weights.iter().enumerate() {
                 let count = samples.iter().filter(|sample| **sample == index).count();
                 let expected = *weight as usize * 100;
+                // 400 is more than five standard deviations.
                 assert!(count.abs_diff(expected) < 400, "seed {seed} target {index}: {count}");
                 assert!(*weight != 0 || count == 0);
             }

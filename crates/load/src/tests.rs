@@ -19,7 +19,7 @@ mod stall;
 
 #[test]
 fn kept_connections_carry_all_requests_of_a_closed_run() {
-    run(async {
+    run_test(async {
         let server = ScriptedServer::start(|_| OK).await;
         let plan = LoadPlan {
             load_model: LoadModel::Closed { connections: 3 },
@@ -57,7 +57,7 @@ fn every_form_of_response_is_read_to_its_end() {
         // With and without interim responses, in one piece and byte by byte.
         for text in [response.clone(), format!("HTTP/1.1 100 Continue\r\n\r\n{response}")] {
             for bytes_per_write in [usize::MAX, 1] {
-                run(async {
+                run_test(async {
                     let closes = text.contains("close");
                     let response = ScriptedResponse {
                         bytes_per_write,
@@ -82,7 +82,7 @@ fn every_form_of_response_is_read_to_its_end() {
 
 #[test]
 fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
-    run(async {
+    run_test(async {
         let responses = [OK_TEXT, "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"];
         let server =
             ScriptedServer::start(move |index| ScriptedResponse::from_text(responses[index % 2]))
@@ -112,7 +112,7 @@ fn every_error_is_counted_under_its_kind() {
         (text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabc"), ErrorKind::Timeout),
         (text(""), ErrorKind::Timeout),
     ] {
-        run(async move {
+        run_test(async move {
             let server = ScriptedServer::start(move |_| response.clone()).await;
             // Only the timeout case may time out.
             let timeout = if kind == ErrorKind::Timeout { ms(30) } else { ms(10_000) };
@@ -128,7 +128,7 @@ fn every_error_is_counted_under_its_kind() {
 
 #[test]
 fn a_closed_port_is_a_connect_error_without_a_busy_loop() {
-    run(async {
+    run_test(async {
         // Bound to reserve the port, but not listening.
         let unused_socket = TcpSocket::new_v4().unwrap();
         unused_socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -142,7 +142,7 @@ fn a_closed_port_is_a_connect_error_without_a_busy_loop() {
 
 #[test]
 fn a_response_before_the_end_of_the_request_counts() {
-    run(async {
+    run_test(async {
         let response = ScriptedResponse {
             closes: true,
             ..ScriptedResponse::from_text(
@@ -165,7 +165,7 @@ fn a_response_before_the_end_of_the_request_counts() {
 
 #[test]
 fn an_open_run_sends_every_due_request() {
-    run(async {
+    run_test(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 500, connections: 4 };
         let plan = LoadPlan { load_model, duration: ms(200), ..plan_for(&[get_target(&server)]) };
@@ -182,7 +182,7 @@ fn an_open_run_sends_every_due_request() {
 
 #[test]
 fn due_requests_without_a_free_connection_are_reported_unsent() {
-    run(async {
+    run_test(async {
         let server = ScriptedServer::start(|_| ScriptedResponse::from_text("")).await;
         let load_model = LoadModel::Open { rate: 1000, connections: 2 };
         let plan = LoadPlan { load_model, timeout: ms(250), ..plan_for(&[get_target(&server)]) };
@@ -198,7 +198,7 @@ fn a_stall_delays_many_requests_in_an_open_run_and_few_in_a_closed_one() {
     let slow_requests = |load_model| {
         let slow_count = Rc::new(Cell::new(0));
         let shared_slow_count = Rc::clone(&slow_count);
-        run(async move {
+        run_test(async move {
             let server =
                 ScriptedServer::start(|index| ScriptedResponse { stalls: index == 20, ..OK }).await;
             let plan =
@@ -220,7 +220,7 @@ fn a_stall_delays_many_requests_in_an_open_run_and_few_in_a_closed_one() {
 
 #[test]
 fn targets_share_a_run_by_weight_and_seed() {
-    run(async {
+    run_test(async {
         let first = ScriptedServer::start(|_| OK).await;
         let second = ScriptedServer::start(|_| OK).await;
         let run_and_count = async |seed| {
@@ -251,7 +251,7 @@ fn targets_share_a_run_by_weight_and_seed() {
 
 #[test]
 fn requests_to_a_proxy_use_absolute_form() {
-    run(async {
+    run_test(async {
         let proxy = ScriptedServer::start(|_| OK).await;
         let target = LoadTarget {
             form: TargetForm::Absolute,
@@ -269,17 +269,17 @@ fn requests_to_a_proxy_use_absolute_form() {
 
 #[test]
 fn the_warm_up_is_sent_but_not_reported() {
-    run(async {
+    run_test(async {
         let server = ScriptedServer::start(|_| OK).await;
         let plan =
             LoadPlan { warm_up: ms(300), duration: ms(3000), ..plan_for(&[get_target(&server)]) };
-        let (progress, counters) = watch::channel(ProgressCounters::default());
-        let report = drive_load(plan, progress).await.unwrap();
+        let (progress_sender, progress_receiver) = watch::channel(ProgressCounters::default());
+        let report = drive_load(plan, progress_sender).await.unwrap();
         let requests = report.sum_targets().request_count();
         assert!(requests > 0 && requests < server.requests.borrow().len() as u64);
         // The runtime records the start and the end to the millisecond.
         assert!(report.elapsed >= ms(290), "{:?}", report.elapsed);
-        let last_counters = *counters.borrow();
+        let last_counters = *progress_receiver.borrow();
         assert!(last_counters.measuring && last_counters.elapsed >= ms(600));
         assert_eq!(
             (last_counters.requests, last_counters.successes, last_counters.failures),
@@ -290,7 +290,7 @@ fn the_warm_up_is_sent_but_not_reported() {
 
 #[test]
 fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
-    run(async {
+    run_test(async {
         // Announces keep-alive and then closes: the connection is closed before the next request is due.
         let response = ScriptedResponse { closes: true, ..OK };
         let server = ScriptedServer::start(move |_| response.clone()).await;
@@ -303,7 +303,7 @@ fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
 
 #[test]
 fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
-    run(async {
+    run_test(async {
         let response = ScriptedResponse {
             closes: true,
             ..ScriptedResponse::from_text(
@@ -330,7 +330,7 @@ fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
 
 #[test]
 fn exactly_the_requested_number_of_requests_is_sent() {
-    run(async {
+    run_test(async {
         let server = ScriptedServer::start(|_| OK).await;
         for load_model in
             [LoadModel::Closed { connections: 3 }, LoadModel::Open { rate: 2000, connections: 3 }]
@@ -354,25 +354,26 @@ fn exactly_the_requested_number_of_requests_is_sent() {
 
 #[test]
 fn threads_share_connections_and_rate_and_their_counts_add_up() {
-    run(async {
+    run_test(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 1000, connections: 5 };
         let plan = LoadPlan { load_model, duration: ms(300), ..plan_for(&[get_target(&server)]) };
-        let (progress, counters) = watch::channel(ProgressCounters::default());
-        let report = drive_on_threads(2, plan, StopHandle::default(), progress).await.unwrap();
+        let (progress_sender, progress_receiver) = watch::channel(ProgressCounters::default());
+        let report =
+            drive_on_threads(2, plan, StopHandle::default(), progress_sender).await.unwrap();
         let total = report.sum_targets();
         assert_eq!(total.request_count(), 300);
         assert_eq!(total.success_count() + total.error_count(ErrorKind::Unsent), 300, "{total:?}");
         assert!(server.connections.get() <= 5, "{}", server.connections.get());
         let timeline: u64 = report.timeline.intervals().map(|interval| interval.requests).sum();
         assert_eq!(timeline, 300);
-        assert_eq!(counters.borrow().requests, 300);
+        assert_eq!(progress_receiver.borrow().requests, 300);
     });
 }
 
 #[test]
 fn a_stopped_run_reports_its_measurements() {
-    run(async {
+    run_test(async {
         let server = ScriptedServer::start(|_| OK).await;
         let load_model = LoadModel::Open { rate: 500, connections: 2 };
         let plan = LoadPlan {
@@ -380,11 +381,11 @@ fn a_stopped_run_reports_its_measurements() {
             duration: Duration::from_secs(600),
             ..plan_for(&[get_target(&server)])
         };
-        let (progress, mut counters) = watch::channel(ProgressCounters::default());
+        let (progress_sender, mut progress_receiver) = watch::channel(ProgressCounters::default());
         let stop = StopHandle::default();
         let stop_handle = stop.clone();
-        let (report, ()) = tokio::join!(drive_on_threads(2, plan, stop, progress), async {
-            counters.wait_for(|counters| counters.successes > 10).await.unwrap();
+        let (report, ()) = tokio::join!(drive_on_threads(2, plan, stop, progress_sender), async {
+            progress_receiver.wait_for(|counters| counters.successes > 10).await.unwrap();
             stop_handle.stop();
         });
         let report = report.unwrap();
@@ -399,12 +400,12 @@ fn invalid_plans_are_rejected() {
     let rejection = |invalidate: Invalidate| {
         let rejection = Rc::new(RefCell::new(None));
         let shared_rejection = Rc::clone(&rejection);
-        run(async move {
+        run_test(async move {
             let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
             let mut plan = plan_for(&[LoadTarget::get("t", address, "x", "/")]);
             invalidate(&mut plan);
-            let (progress, _) = watch::channel(ProgressCounters::default());
-            match drive_load(plan, progress).await {
+            let (progress_sender, _) = watch::channel(ProgressCounters::default());
+            match drive_load(plan, progress_sender).await {
                 Err(DriveError::Plan(error)) => *shared_rejection.borrow_mut() = Some(error),
                 other => panic!("{other:?}"),
             }
@@ -444,10 +445,11 @@ fn invalid_plans_are_rejected() {
 }
 
 async fn drive_plan(plan: LoadPlan) -> LoadReport {
-    let (progress, _) = watch::channel(ProgressCounters::default());
-    drive_load(plan, progress).await.unwrap()
+    let (progress_sender, _) = watch::channel(ProgressCounters::default());
+    drive_load(plan, progress_sender).await.unwrap()
 }
 
+/// Returns a closed run of 100 ms over one connection.
 fn plan_for(targets: &[LoadTarget]) -> LoadPlan {
     LoadPlan { duration: ms(100), ..LoadPlan::new(targets.to_vec()) }
 }
@@ -461,7 +463,7 @@ const fn ms(milliseconds: u64) -> Duration {
 }
 
 /// Runs a test on one thread, and ends it if it hangs.
-fn run(test: impl Future<Output = ()>) {
+fn run_test(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     LocalSet::new().block_on(&runtime, async {
         let bounded = tokio::time::timeout(Duration::from_secs(30), test);

@@ -25,9 +25,9 @@ pub async fn drive_on_threads(
     threads: usize,
     plan: LoadPlan,
     stop: StopHandle,
-    progress: watch::Sender<ProgressCounters>,
+    progress_sender: watch::Sender<ProgressCounters>,
 ) -> Result<LoadReport, DriveError> {
-    plan.check()?;
+    plan.validate()?;
     if threads == 0 || threads > MAX_THREADS {
         return Err(InvalidPlan::Threads.into());
     }
@@ -40,39 +40,40 @@ pub async fn drive_on_threads(
         let share = ThreadShare { index, thread_count };
         running_threads.push(LoadThread::start(plan.clone(), share, stop_threads.0.clone())?);
     }
-    let thread_counters: Vec<watch::Receiver<ProgressCounters>> =
-        running_threads.iter().map(|thread| thread.counters.clone()).collect();
+    let progress_receivers: Vec<watch::Receiver<ProgressCounters>> =
+        running_threads.iter().map(|thread| thread.progress_receiver.clone()).collect();
     tokio::select! {
         report = merge_reports(running_threads) => {
-            progress.send_replace(sum_counters(&thread_counters));
+            progress_sender.send_replace(sum_counters(&progress_receivers));
             report
         }
-        never = forward_progress(&thread_counters, &progress, [&stop, &stop_threads.0]) => match never {},
+        // Never completes: the reports end the call.
+        never = forward_progress(&progress_receivers, &progress_sender, [&stop, &stop_threads.0]) => match never {},
     }
 }
 
 /// The progress and the report of one running thread.
 struct LoadThread {
-    counters: watch::Receiver<ProgressCounters>,
+    progress_receiver: watch::Receiver<ProgressCounters>,
     report_receiver: oneshot::Receiver<Result<LoadReport, DriveError>>,
 }
 
 impl LoadThread {
     fn start(plan: LoadPlan, share: ThreadShare, stop: StopHandle) -> Result<Self, DriveError> {
-        let (progress, counters) = watch::channel(ProgressCounters::default());
+        let (progress_sender, progress_receiver) = watch::channel(ProgressCounters::default());
         let (report_sender, report_receiver) = oneshot::channel();
-        let task = ThreadTask { plan, share, stop, progress };
+        let task = ThreadTask { plan, share, stop, progress_sender };
         thread::Builder::new()
             .name(format!("load-{}", share.index))
             // The receiver may have been dropped.
-            .spawn(move || drop(report_sender.send(run(task))))
+            .spawn(move || drop(report_sender.send(run_on_this_thread(task))))
             .map_err(DriveError::Thread)?;
-        Ok(Self { counters, report_receiver })
+        Ok(Self { progress_receiver, report_receiver })
     }
 }
 
-/// Runs a task on the calling thread, with a runtime of its own.
-fn run(task: ThreadTask) -> Result<LoadReport, DriveError> {
+/// Runs the task of a thread on that thread, with a runtime of its own.
+fn run_on_this_thread(task: ThreadTask) -> Result<LoadReport, DriveError> {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(DriveError::Thread)?.block_on(task.run_task(SystemEnvironment))
 }
@@ -92,25 +93,25 @@ async fn merge_reports(running_threads: Vec<LoadThread>) -> Result<LoadReport, D
 
 /// Sums the progress of the threads periodically, and forwards a stop.
 async fn forward_progress(
-    thread_counters: &[watch::Receiver<ProgressCounters>],
-    progress: &watch::Sender<ProgressCounters>,
+    progress_receivers: &[watch::Receiver<ProgressCounters>],
+    progress_sender: &watch::Sender<ProgressCounters>,
     [caller_stop, thread_stop]: [&StopHandle; 2],
 ) -> std::convert::Infallible {
     let mut progress_tick = interval(PROGRESS_INTERVAL);
     progress_tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         progress_tick.tick().await;
-        progress.send_replace(sum_counters(thread_counters));
+        progress_sender.send_replace(sum_counters(progress_receivers));
         if caller_stop.is_stopped() {
             thread_stop.stop();
         }
     }
 }
 
-fn sum_counters(counters: &[watch::Receiver<ProgressCounters>]) -> ProgressCounters {
-    counters
+fn sum_counters(progress_receivers: &[watch::Receiver<ProgressCounters>]) -> ProgressCounters {
+    progress_receivers
         .iter()
-        .map(|counters| *counters.borrow())
+        .map(|progress_receiver| *progress_receiver.borrow())
         .fold(ProgressCounters::default(), ProgressCounters::plus)
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Results per interval of the measured time. When the number of intervals would exceed its limit, each two neighbors
+/// Results per interval of the measured time. When the number of intervals would exceed its limit, pairs of neighbors
 /// are merged: the longer the run, the longer its intervals.
 #[derive(Debug, Clone)]
 pub struct Timeline {
@@ -21,9 +21,9 @@ pub struct IntervalResult {
     pub requests: u64,
     /// The number of unsuccessful requests.
     pub errors: u64,
-    /// The median latency of successful requests.
+    /// The median latency of successful requests; `None` if there are none.
     pub p50: Option<Duration>,
-    /// The 99th percentile of the latency of successful requests.
+    /// The 99th percentile of the latency of successful requests; `None` if there are none.
     pub p99: Option<Duration>,
 }
 
@@ -80,7 +80,7 @@ impl Timeline {
         }
     }
 
-    /// Adds the results of another thread in the same time.
+    /// Adds the results of another thread that ran at the same time.
     pub(crate) fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         while self.interval < other.interval {
@@ -102,10 +102,10 @@ impl Timeline {
     }
 
     fn statistics_at(&mut self, since_warm_up: Duration) -> &mut IntervalStatistics {
-        let mut index = self.index(since_warm_up);
+        let mut index = self.interval_index(since_warm_up);
         while index >= MAX_INTERVALS {
             self.merge_neighbors();
-            index = self.index(since_warm_up);
+            index = self.interval_index(since_warm_up);
         }
         if index >= self.interval_statistics.len() {
             self.interval_statistics.resize_with(index + 1, IntervalStatistics::default);
@@ -114,7 +114,7 @@ impl Timeline {
     }
 
     /// Returns the index of the interval that contains a time, at the current interval length.
-    fn index(&self, since_warm_up: Duration) -> usize {
+    fn interval_index(&self, since_warm_up: Duration) -> usize {
         usize::try_from(since_warm_up.as_nanos() / self.interval.as_nanos()).unwrap_or(usize::MAX)
     }
 
@@ -134,6 +134,7 @@ impl Timeline {
 
 impl Default for IntervalStatistics {
     fn default() -> Self {
+        // Two significant digits: a precision of one percent.
         let histogram = Histogram::new_with_bounds(1, MAX_LATENCY_US, 2);
         let latencies_us = histogram.expect("the bounds are constant and valid");
         Self { requests: 0, errors: 0, latencies_us }

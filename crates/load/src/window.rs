@@ -11,6 +11,7 @@ use crate::statistics::RunStatistics;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CounterSnapshot {
     read_at: Duration,
+    /// The CPU time of the thread since its start.
     cpu: Duration,
     responses: u64,
     failed: u64,
@@ -27,7 +28,7 @@ impl CounterSnapshot {
     ) -> Self {
         Self {
             read_at,
-            cpu: thread_cpu(),
+            cpu: thread_cpu_time(),
             responses: statistics.responses,
             failed: statistics.failed,
             bytes_sent: byte_counters.bytes_sent.get(),
@@ -64,7 +65,7 @@ impl MeasuredWindow {
 }
 
 /// Returns the CPU time of the calling thread.
-fn thread_cpu() -> Duration {
+fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))

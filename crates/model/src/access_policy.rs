@@ -27,7 +27,7 @@ impl AccessPolicy {
             && (self.accounts.is_empty() || self.accounts.contains(&account.name))
     }
 
-    /// True if a rule allows any traffic from this account.
+    /// True if a rule allows some or all traffic from this account.
     #[must_use]
     pub fn allows_any_from(&self, account: &ServiceAccount) -> bool {
         let mut allow_rules = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);

@@ -22,7 +22,7 @@ pub enum ConflictStatus {
 }
 
 impl ConflictStatus {
-    /// Returns the status of a policy at these ports, which exist. Ports that the policy is not attached to are
+    /// Returns the status of a policy at these service ports, which exist. Ports that the policy is not attached to are
     /// skipped. If the status differs between ports, `Effective` takes precedence, then `NoEffect`, then `Overridden`.
     pub fn for_policy<'a, 'b>(
         policy: &ServicePolicy,
@@ -51,10 +51,10 @@ impl ConflictStatus {
                 !effective_policies(both_policies, service, port).contains(&policy.name)
             };
             // If no single policy overrides this policy, the first effective policy is named.
-            let winner =
+            let overriding_name =
                 effective_names.iter().find(overrides).or(effective_names.first()).cloned();
             let has_no_effect = matches!(status, Self::NoEffect(_));
-            status = winner.filter(|_| !has_no_effect).map_or(status, Self::Overridden);
+            status = overriding_name.filter(|_| !has_no_effect).map_or(status, Self::Overridden);
         }
         status
     }

@@ -355,7 +355,7 @@ impl NoEffect {
         let limit_policy = PortLimits::for_port(policies.iter().copied(), service, port)
             .map(|limits| limits.policy);
         let port_checks = PortCheck::for_port(policies.iter().copied(), service, port);
-        let limits_or_checks = is_effective(limit_policy.as_ref())
+        let is_limit_or_check = is_effective(limit_policy.as_ref())
             || port_checks.iter().any(|check| is_policy(&check.policy));
         let applies_to_forwarded =
             is_effective(traffic_policy.breaker.as_ref().map(|breaker| &breaker.policy))
@@ -363,7 +363,7 @@ impl NoEffect {
                 || is_effective(traffic_policy.hedging.as_ref().map(|hedging| &hedging.policy));
         let no_effect = |cause| destinations.no_effect(service, cause);
         // The sidecars of shared workloads also enforce the policy on requests to the other service.
-        if limits_or_checks && context.shares_workloads(service, port) {
+        if is_limit_or_check && context.shares_workloads(service, port) {
             return None;
         }
         if destinations.other_ports.is_empty() {
@@ -372,7 +372,7 @@ impl NoEffect {
         if applies_to_forwarded {
             return None;
         }
-        if limits_or_checks {
+        if is_limit_or_check {
             return Some(no_effect(NoEffectCause::OtherWorkloads));
         }
         // Only outlier detection and load balancing remain. They have an effect if a backend has no policy of its own.

@@ -28,7 +28,7 @@ impl HedgeRule {
     pub const MIN_AFTER: Duration = Duration::from_millis(1);
     /// The maximum of `after`. Most clients time out earlier.
     pub const MAX_AFTER: Duration = Duration::from_secs(60);
-    /// The maximum number of methods in a rule.
+    /// The maximum number of methods in a rule. Each is compared with the method of a request.
     pub const MAX_METHODS: usize = 16;
 
     /// True for a valid method of a rule: 1 to 32 upper-case letters, digits, `-` or `_`, and not `CONNECT`.

@@ -10,33 +10,33 @@ pub struct IpRange {
     /// The first address of the range.
     address: IpAddr,
     /// The prefix length: the number of bits that all addresses of the range have in common.
-    prefix: u8,
+    prefix_length: u8,
 }
 
 impl IpRange {
-    /// Creates the range of all addresses that begin with the first `prefix` bits of `address`.
+    /// Creates the range of all addresses that begin with the first `prefix_length` bits of `address`.
     ///
     /// # Errors
     /// [`InvalidIpRange`] if the prefix is longer than the address, or if bits of the address after the prefix are
     /// set, which is probably a mistake.
-    pub fn new(address: IpAddr, prefix: u8) -> Result<Self, InvalidIpRange> {
-        let range = Self { address, prefix };
-        let is_valid = prefix <= range.address_bits()
+    pub fn new(address: IpAddr, prefix_length: u8) -> Result<Self, InvalidIpRange> {
+        let range = Self { address, prefix_length };
+        let is_valid = prefix_length <= range.address_bits()
             && range.mask_bits(address_to_bits(address)) == address_to_bits(address);
         if is_valid {
             Ok(range)
         } else {
-            Err(InvalidIpRange { text: format!("{address}/{prefix}") })
+            Err(InvalidIpRange { text: format!("{address}/{prefix_length}") })
         }
     }
 
     /// Returns the range with this prefix length that contains an address; `None` if the prefix is longer than the
     /// address. IPv4-mapped IPv6 addresses count as IPv4.
     #[must_use]
-    pub fn from_address(address: IpAddr, prefix: u8) -> Option<Self> {
+    pub fn from_address(address: IpAddr, prefix_length: u8) -> Option<Self> {
         let address = address.to_canonical();
-        let range = Self { address, prefix };
-        if prefix > range.address_bits() {
+        let range = Self { address, prefix_length };
+        if prefix_length > range.address_bits() {
             return None;
         }
         let masked_bits = range.mask_bits(address_to_bits(address));
@@ -44,7 +44,7 @@ impl IpRange {
             IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(masked_bits).ok()?).into(),
             IpAddr::V6(_) => Ipv6Addr::from_bits(masked_bits).into(),
         };
-        Some(Self { address: first_address, prefix })
+        Some(Self { address: first_address, prefix_length })
     }
 
     /// Parses `ADDRESS/BITS`, or one address.
@@ -75,7 +75,7 @@ impl IpRange {
     /// Returns the prefix length.
     #[must_use]
     pub fn prefix_length(&self) -> u8 {
-        self.prefix
+        self.prefix_length
     }
 
     /// Returns the number of bits of an address: 32 for IPv4, 128 for IPv6.
@@ -85,7 +85,7 @@ impl IpRange {
 
     /// Clears the bits after the prefix.
     fn mask_bits(&self, bits: u128) -> u128 {
-        let host_bits = u32::from(self.address_bits().saturating_sub(self.prefix));
+        let host_bits = u32::from(self.address_bits().saturating_sub(self.prefix_length));
         // All addresses are in a range with a prefix of 0 bits; a shift by all 128 bits of an address fails.
         bits.checked_shr(host_bits).and_then(|bits| bits.checked_shl(host_bits)).unwrap_or(0)
     }
@@ -95,7 +95,7 @@ impl IpRange {
 impl From<IpAddr> for IpRange {
     fn from(address: IpAddr) -> Self {
         let address = address.to_canonical();
-        Self { address, prefix: if address.is_ipv4() { 32 } else { 128 } }
+        Self { address, prefix_length: if address.is_ipv4() { 32 } else { 128 } }
     }
 }
 
@@ -109,7 +109,7 @@ fn address_to_bits(address: IpAddr) -> u128 {
 
 impl fmt::Display for IpRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix)
+        write!(f, "{}/{}", self.address, self.prefix_length)
     }
 }
 

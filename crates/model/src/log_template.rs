@@ -107,7 +107,8 @@ impl fmt::Display for LogTemplate {
     }
 }
 
-/// The fields of an access log line, in the order of its JSON.
+/// The fields of an access log line, in the order of its JSON. A field that Istio's JSON access log also has, has the
+/// same name there.
 pub const LOG_FIELDS: &[&str] = &[
     "start_time",
     "direction",

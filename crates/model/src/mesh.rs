@@ -1,5 +1,6 @@
 //! Mesh-wide settings: the trust domain, default policies, mutual TLS modes, revocations, egress, observability and
-//! the security floor. Settings of namespaces and workloads override the defaults, but not the floor.
+//! the security floor, which is the minimum of the security settings. Settings of namespaces and workloads override the
+//! defaults, but not the floor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -128,7 +128,7 @@ impl Rate {
     pub const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
     /// The maximum number of tokens per period.
     pub const MAX_TOKENS: u32 = 1_000_000;
-    /// The maximum capacity of a bucket.
+    /// The maximum capacity of a bucket: the tokens of two periods at the maximum rate.
     pub const MAX_BUCKET_SIZE: u32 = 2_000_000;
     /// The maximum of `buckets` in a rule's key. It bounds the memory of a rule.
     pub const MAX_BUCKETS: u32 = 100_000;

@@ -5,7 +5,7 @@
 /// without details, and remove it from forwarded responses.
 pub const REASON_FIELD: &str = "leno-reason";
 
-/// The party that caused a failure.
+/// The side of a failure: the party that caused it, as seen from this sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FailureSide {
     /// The client of this sidecar.

@@ -30,10 +30,10 @@ pub enum RequestNeed {
 impl RequestNeed {
     /// True if a port with this declared protocol rejects opaque bytes, because they would bypass the policy.
     #[must_use]
-    pub const fn rejects_bytes(self, declared: Protocol) -> bool {
+    pub const fn rejects_bytes(self, declared_protocol: Protocol) -> bool {
         match self {
             Self::None => false,
-            Self::IfSupported => !matches!(declared, Protocol::Tcp),
+            Self::IfSupported => !matches!(declared_protocol, Protocol::Tcp),
             Self::Always => true,
         }
     }
@@ -189,9 +189,9 @@ impl WorkloadConfig {
     /// policies are not considered: their rules match single peers, and are evaluated when a peer connects.
     #[must_use]
     pub fn policy_rejecting_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
-        let declared = self.declared_protocol(port);
+        let declared_protocol = self.declared_protocol(port);
         self.request_needs(port)
-            .find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
+            .find_map(|(need, policy)| need.rejects_bytes(declared_protocol).then_some(policy))
     }
 
     /// Returns a policy because of which a port rejects opaque bytes that begin like HTTP, from every peer and

@@ -22,7 +22,7 @@ impl RevokedWorkload {
     fn covers_instance(&self, instance: Option<&Instance>) -> bool {
         match (&self.uid, instance) {
             (None, _) | (_, None) => true,
-            (Some(uid), Some(Instance::Pod(certified))) => uid == certified,
+            (Some(uid), Some(Instance::Pod(certified_uid))) => uid == certified_uid,
             (Some(_), Some(Instance::Registration(_))) => false,
         }
     }
@@ -43,9 +43,11 @@ impl Revocations {
     pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
         // `None` is ordered before every UID.
         let range_start = RevokedWorkload { workload: workload.clone(), uid: None };
-        let mut entries =
-            self.workloads.range(range_start..).take_while(|entry| entry.workload == *workload);
-        entries.any(|entry| entry.covers_instance(instance))
+        let mut revocations = self
+            .workloads
+            .range(range_start..)
+            .take_while(|revocation| revocation.workload == *workload);
+        revocations.any(|revocation| revocation.covers_instance(instance))
     }
 }
 

@@ -16,7 +16,7 @@ pub struct Server {
     pub port: u16,
 }
 
-/// The reason that the URL of an endpoint is invalid.
+/// The reason that the URL of a server is invalid. The messages call the URL an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
     /// The text is not an HTTP URL.

@@ -38,7 +38,7 @@ pub struct Snapshot {
     pub services: BTreeMap<ServiceName, Arc<ServiceConfig>>,
     /// The address entries that the sidecar queried.
     pub addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
-    /// The DNS records that the sidecar queried.
+    /// The DNS records that the sidecar queried, by service name.
     pub names: BTreeMap<ServiceName, Arc<DnsRecord>>,
 }
 

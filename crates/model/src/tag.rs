@@ -1,5 +1,6 @@
-//! Tag routing (Sermant): tag rules select service instances by the request, the caller and the instances' labels,
-//! and lanes add headers to requests. Contains the rules as written and as sent to sidecars.
+//! Tag routing (Sermant): tag rules select service instances by the request, the caller and the instances' labels, and
+//! lanes add headers to requests. Tags are labels of workloads, and instances are the workloads of a service. Contains
+//! the rules as written and as sent to sidecars.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -57,8 +57,8 @@ pub struct RunOptions {
     pub cwd: Option<String>,
     /// The user that the command runs as; the supervisor's user when absent.
     pub user: Option<RunUser>,
-    /// The readiness request. When absent, the application is ready once its port accepts connections.
-    pub http_get: Option<HttpGet>,
+    /// The readiness check. When absent, the application is ready once its port accepts connections.
+    pub readiness: Option<HttpGet>,
 }
 
 /// An operating system user.
@@ -70,7 +70,7 @@ pub enum RunUser {
     Numbered(u32, Option<u32>),
 }
 
-/// An HTTP/1.1 GET request that succeeds with a status from 200 to 299.
+/// A readiness check: an HTTP/1.1 GET request that succeeds with a status from 200 to 299.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpGet {
     /// The port of the application.

@@ -80,6 +80,7 @@ impl ExportError {
     /// Returns true if the error concerns only this request: a request with other items may succeed.
     pub(crate) fn concerns_only_request(&self) -> bool {
         match self {
+            // The collector can respond, but cannot process this body (RFC 9110 §15.5).
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
             Self::Grpc(status, _, retry_delay) => match status.as_str() {
                 // `INVALID_ARGUMENT`.
@@ -134,6 +135,7 @@ pub(crate) async fn send_export(
     }
 }
 
+/// Sends the request over an open connection with the protocol of the collector.
 async fn send_over<S>(
     collector: &Collector,
     stream: S,
@@ -155,6 +157,7 @@ where
     }
 }
 
+/// Sends the request over HTTP/1.1, and returns the body of the response.
 async fn send_http1<S>(
     collector: &Collector,
     stream: S,
@@ -187,7 +190,7 @@ where
     drive_exchange(connection, exchange, classify_http1_error).await
 }
 
-/// Makes a unary call (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
+/// Makes a unary call (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`), and returns the message of the response.
 async fn send_grpc<S>(
     collector: &Collector,
     stream: S,
@@ -208,7 +211,7 @@ where
         let (response, mut request_stream) =
             client.send_request(request, false).map_err(classify_http2_error)?;
         request_stream
-            .send_data(message::add_frame(message_content), true)
+            .send_data(message::add_prefix(message_content), true)
             .map_err(classify_http2_error)?;
         let (response_head, mut body) = response.await.map_err(classify_http2_error)?.into_parts();
         if !response_head.status.is_success() {
@@ -227,10 +230,10 @@ where
         }
         // A response without trailers has its status in the headers (`Trailers-Only`).
         let trailers = body.trailers().await.map_err(classify_http2_error)?.unwrap_or_default();
-        let field = |name: &str| {
+        let status_field = |name: &str| {
             header_text(&trailers, name).or_else(|| header_text(&response_head.headers, name))
         };
-        match field("grpc-status").as_deref() {
+        match status_field("grpc-status").as_deref() {
             // Status OK counts as success even if the message is invalid.
             Some("0") => {
                 Ok(message::parse_single_message(message_bytes.freeze()).unwrap_or_default())
@@ -241,7 +244,7 @@ where
                     .or_else(|| response_head.headers.get(STATUS_DETAILS));
                 let retry_delay =
                     details.and_then(|value| retry_info::parse_delay(value.as_bytes()));
-                let reason = field("grpc-message").unwrap_or_default();
+                let reason = status_field("grpc-message").unwrap_or_default();
                 Err(ExportError::Grpc(status.to_owned(), reason, retry_delay))
             }
             None => Err(ExportError::Protocol("its response has no grpc-status".to_owned())),
@@ -257,12 +260,13 @@ where
     }
 }
 
+/// Returns a header field as text that is safe for the log; `None` if it is absent.
 fn header_text(fields: &HeaderMap, name: &str) -> Option<String> {
     let value = fields.get(name)?;
     Some(sanitize_text(value.as_bytes()))
 }
 
-/// Parses `Retry-After` in seconds (RFC 9110 §10.2.3); a date is ignored.
+/// Parses `Retry-After` in seconds (RFC 9110 §10.2.3); `None` if it is a date or invalid.
 fn parse_retry_after(value: &HeaderValue) -> Option<Duration> {
     value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }

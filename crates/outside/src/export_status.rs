@@ -16,8 +16,8 @@ pub trait ExportCounts {
 /// The export results of one signal.
 #[derive(Debug)]
 pub struct ExportStatus<C> {
-    /// The exported items in log messages, such as `spans`.
-    signal: &'static str,
+    /// The name of the exported items in log messages, such as `spans`.
+    item_name: &'static str,
     counts: C,
     /// False after an export that failed or was rejected in part, until an export is accepted completely.
     is_healthy: bool,
@@ -26,9 +26,9 @@ pub struct ExportStatus<C> {
 }
 
 impl<C: ExportCounts> ExportStatus<C> {
-    /// Creates the status before the first export; `signal` names the exported items in log messages.
-    pub fn new(signal: &'static str, counts: C) -> Self {
-        Self { signal, counts, is_healthy: true, collector: None }
+    /// Creates the status before the first export; `item_name` names the exported items in log messages.
+    pub fn new(item_name: &'static str, counts: C) -> Self {
+        Self { item_name, counts, is_healthy: true, collector: None }
     }
 
     /// Resets the state when exporting is disabled: later errors are logged again.
@@ -51,18 +51,18 @@ impl<C: ExportCounts> ExportStatus<C> {
         count: u64,
         result: &Result<RejectedItems, ExportError>,
     ) {
-        let signal = self.signal;
+        let item_name = self.item_name;
         match result {
             Ok(RejectedItems { count: rejected, reason }) => {
                 self.counts.add_exported(count.saturating_sub(*rejected));
                 self.counts.add_rejected((*rejected).min(count));
                 let is_healthy = *rejected == 0;
                 match (std::mem::replace(&mut self.is_healthy, is_healthy), is_healthy) {
-                    (false, true) => tracing::info!("the collector accepts {signal} again"),
+                    (false, true) => tracing::info!("the collector accepts {item_name} again"),
                     (true, false) => tracing::warn!(
                         rejected = rejected,
                         reason = export_request::sanitize_text(reason.as_bytes()),
-                        "the collector rejects a part of {signal}; the loss is counted"
+                        "the collector rejects a part of {item_name}; the loss is counted"
                     ),
                     (true, true) | (false, false) => {}
                 }
@@ -70,7 +70,7 @@ impl<C: ExportCounts> ExportStatus<C> {
             Err(error) => {
                 self.record_lost(count);
                 if std::mem::replace(&mut self.is_healthy, false) {
-                    tracing::warn!(%error, "{signal} cannot be exported; the loss is counted");
+                    tracing::warn!(%error, "{item_name} cannot be exported; the loss is counted");
                 }
             }
         }

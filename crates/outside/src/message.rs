@@ -5,13 +5,13 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 /// Adds the prefix to a message: the compression flag and the length.
 #[must_use]
-pub fn add_frame(message: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
+pub fn add_prefix(message: &[u8]) -> Bytes {
+    let mut prefixed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
     // 0: not compressed.
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    framed.extend_from_slice(message);
-    framed.freeze()
+    prefixed.put_u8(0);
+    prefixed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    prefixed.extend_from_slice(message);
+    prefixed.freeze()
 }
 
 /// Returns the single message of a response, without its prefix.
@@ -20,13 +20,13 @@ pub fn add_frame(message: &[u8]) -> Bytes {
 /// Returns [`MalformedMessage`] if the response is compressed, or is not exactly one message.
 pub fn parse_single_message(mut response: Bytes) -> Result<Bytes, MalformedMessage> {
     let malformed = |problem| Err(MalformedMessage(problem));
-    let Some((&[flag, a, b, c, d], _)) = response.split_first_chunk::<FRAME_BYTES>() else {
+    let Some((&[flag, a, b, c, d], _)) = response.split_first_chunk::<PREFIX_BYTES>() else {
         return malformed("it has no message");
     };
     if flag != 0 {
         return malformed("it is compressed, which was not requested");
     }
-    let message = response.split_off(FRAME_BYTES);
+    let message = response.split_off(PREFIX_BYTES);
     match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
         Ok(length) if length == message.len() => Ok(message),
         _ => malformed("it is not exactly one message"),
@@ -53,7 +53,7 @@ pub struct MalformedMessage(&'static str);
 /// Maximum bytes of a response, including the prefix; more than any expected response has.
 pub const MAX_RESPONSE_BYTES: usize = 64 << 10;
 /// The length of the prefix in bytes: a flag, and a length of four bytes.
-const FRAME_BYTES: usize = 5;
+const PREFIX_BYTES: usize = 5;
 
 #[cfg(test)]
 mod tests {
@@ -61,8 +61,8 @@ mod tests {
 
     #[test]
     fn a_response_must_be_exactly_one_message() {
-        assert_eq!(parse_single_message(add_frame(b"hello")).unwrap(), "hello");
-        assert_eq!(parse_single_message(add_frame(b"")).unwrap(), "");
+        assert_eq!(parse_single_message(add_prefix(b"hello")).unwrap(), "hello");
+        assert_eq!(parse_single_message(add_prefix(b"")).unwrap(), "");
         for invalid in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\x01a", b"\0\0\0\0\x02a", b"\0\0\0\0\0a"]
         {
             assert!(parse_single_message(Bytes::copy_from_slice(invalid)).is_err(), "{invalid:?}");

@@ -35,14 +35,14 @@ pub trait MetricSource {
 }
 
 /// Exports metrics periodically until `stopped` completes, and then a last time. Without `settings`, nothing is
-/// exported. The values count from `started`, and `seed` determines the time of the first export within the interval.
+/// exported. The values count from `start_time`, and `seed` determines the time of the first export within the interval.
 /// Returns after the final export, or when the sender of `settings` is dropped.
 pub async fn push_metrics(
     exporter: &Exporter<impl Connector>,
     export_status: &mut ExportStatus<impl ExportCounts>,
     mut metrics: impl MetricSource,
     mut settings: watch::Receiver<Option<Box<MetricsPush>>>,
-    started: SystemTime,
+    start_time: SystemTime,
     seed: u64,
     stopped: impl Future<Output = ()>,
 ) {
@@ -68,7 +68,7 @@ pub async fn push_metrics(
                 sleep_until(next_export).await;
                 let identity = &*identity.get_or_insert_with(|| metrics.identity());
                 let requests = metrics
-                    .write_metrics(MetricRequests::new(identity, TimeRange::from_start(started)))
+                    .write_metrics(MetricRequests::new(identity, TimeRange::from_start(start_time)))
                     .await?;
                 exporter
                     .send_all(&push_settings.collector, requests.into_requests(), export_status)
@@ -101,7 +101,7 @@ pub async fn push_metrics(
                 let requests = metrics
                     .write_final_metrics(MetricRequests::new(
                         &identity,
-                        TimeRange::from_start(started),
+                        TimeRange::from_start(start_time),
                     ))
                     .await?;
                 exporter

@@ -91,13 +91,13 @@ pub(crate) fn with_log_entry<T>(
     use_entry: impl FnOnce(&AccessLogEntry<'_>) -> T,
 ) -> T {
     let TraceEntry { labels, outcome, .. } = trace_entry;
-    let started =
+    let start_time =
         OffsetDateTime::from(trace_entry.started_at()).format(&Rfc3339).unwrap_or_default();
     let policy = trace_entry.policy.as_ref().map(ToString::to_string).unwrap_or_default();
     let trace_id = trace_entry.span.map(|span| span.trace.to_string()).unwrap_or_default();
     let span_id = trace_entry.span.map(|span| span.id.to_string()).unwrap_or_default();
     use_entry(&AccessLogEntry {
-        start_time: &started,
+        start_time: &start_time,
         direction: labels.direction,
         method: &trace_entry.method,
         path: &trace_entry.path,

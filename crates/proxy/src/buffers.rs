@@ -13,7 +13,7 @@ pub(crate) enum BufferSize {
     Message,
     /// A TLS record, or one read of a body: 16 KiB.
     Batch,
-    /// The bytes that a link collects in one turn of the event loop: 16 KiB at first.
+    /// The bytes that a link collects in one turn (iteration) of the event loop: 16 KiB at first.
     Turn,
 }
 
@@ -68,7 +68,8 @@ pub(crate) fn ensure_capacity(buffer: &mut BytesMut, size: BufferSize) {
 }
 
 /// Returns the allocation of an empty `buffer` with the initial size `size` to the pool. A buffer with
-/// content keeps its allocation; a buffer with little remaining capacity is freed.
+/// content keeps its allocation. A buffer that cannot be reclaimed and has less than a quarter of the initial capacity
+/// is freed.
 pub(crate) fn return_buffer(buffer: &mut BytesMut, size: BufferSize) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         let mut returned_buffer = std::mem::take(buffer);

@@ -128,7 +128,7 @@ pub(crate) async fn send_check<T>(
     let state = worker.check_services.service_state(&check_service.address);
     let call = CheckCall {
         method,
-        message: message::add_frame(&message),
+        message: message::add_prefix(&message),
         time_limit: check_service.timeout,
     };
     // The message may contain a body: do not keep two copies.

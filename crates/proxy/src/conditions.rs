@@ -134,7 +134,7 @@ impl Conditions {
     }
 
     /// Returns the number under which a new circuit is recorded.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub(crate) fn next_circuit_number(&self) -> u64 {
         self.next_circuit_number.fetch_add(1, Ordering::Relaxed)
     }
 

@@ -41,11 +41,11 @@ pub(crate) struct ConfigStore {
     access_changed: watch::Sender<()>,
     /// The egress default and rules; subscribers are notified only when they change.
     egress_settings: watch::Sender<EgressSettings>,
-    resource_requests: mpsc::Sender<ResourceRequest>,
+    resource_sender: mpsc::Sender<ResourceRequest>,
     virtual_addresses: VirtualAddresses,
     /// The listeners for the sidecar's own requests to its application, by application port.
     own_listeners: ArcSwapOption<BTreeMap<u16, SocketAddr>>,
-    started: Instant,
+    created_at: Instant,
     /// The settings of tracing, the access log, metrics and taps.
     pub(crate) observability: SharedObservability,
     /// Conditions that break traffic at this proxy.
@@ -129,7 +129,7 @@ impl ConfigStore {
         virtual_addresses: VirtualAddresses,
         now: Instant,
     ) -> (Arc<Self>, mpsc::Receiver<ResourceRequest>) {
-        let (resource_requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let (resource_sender, resource_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let config_store = Self {
             config: ArcSwapOption::empty(),
             credential: ArcSwapOption::empty(),
@@ -137,15 +137,15 @@ impl ConfigStore {
             revocations: watch::Sender::default(),
             access_changed: watch::channel(()).0,
             egress_settings: watch::Sender::default(),
-            resource_requests,
+            resource_sender,
             virtual_addresses,
             own_listeners: ArcSwapOption::empty(),
-            started: now,
+            created_at: now,
             observability: SharedObservability::default(),
             conditions: Conditions::default(),
             application_ports,
         };
-        (Arc::new(config_store), request_receiver)
+        (Arc::new(config_store), resource_receiver)
     }
 
     /// Returns the current snapshot; `None` before the first.
@@ -155,7 +155,7 @@ impl ConfigStore {
 
     /// Returns the time since the store was created: a clock that is the same for all threads.
     pub(crate) fn age(&self) -> Duration {
-        self.started.elapsed()
+        self.created_at.elapsed()
     }
 
     /// Returns the current key and certificate; `None` before the first.
@@ -255,13 +255,13 @@ impl ConfigStore {
 
     /// True if the workload of a peer is revoked, independent of its account.
     pub(crate) fn revokes_workload(&self, peer: &VerifiedPeer) -> bool {
-        covers_workload(&self.revocations.borrow(), peer)
+        is_workload_revoked(&self.revocations.borrow(), peer)
     }
 
     /// Resolves when a peer's account or workload is revoked.
     pub(crate) async fn wait_until_revoked(&self, peer: &VerifiedPeer) {
         let covers_peer = |revoked: &Revocations| {
-            revoked.accounts.contains(&peer.id.account) || covers_workload(revoked, peer)
+            revoked.accounts.contains(&peer.id.account) || is_workload_revoked(revoked, peer)
         };
         let mut revocations = self.revocations.subscribe();
         // The configuration store outlives its subscribers.
@@ -499,13 +499,13 @@ impl ConfigStore {
     /// Requests a resource without waiting. If the queue is full, the request is dropped; the caller repeats it
     /// while it needs the resource.
     pub(crate) fn try_request_resource(&self, request: ResourceRequest) {
-        self.resource_requests.try_send(request).ok();
+        self.resource_sender.try_send(request).ok();
     }
 
     /// Requests a resource, and waits for room in the queue.
     async fn request_resource(&self, request: ResourceRequest) {
         // The queue is closed when the proxy ends.
-        drop(self.resource_requests.send(request).await);
+        drop(self.resource_sender.send(request).await);
     }
 
     /// Returns the entry of an address and records its use; `None` if the current snapshot does not contain it.
@@ -527,7 +527,7 @@ impl ConfigStore {
 
     /// Returns the age of the store in seconds, the unit of [`ResourceUsage`].
     fn elapsed_seconds(&self) -> u64 {
-        self.started.elapsed().as_secs()
+        self.created_at.elapsed().as_secs()
     }
 }
 
@@ -547,7 +547,7 @@ fn has_same_access(previous: &CompiledSnapshot, current: &CompiledSnapshot) -> b
 }
 
 /// True if the workload of a peer is revoked.
-fn covers_workload(revoked: &Revocations, peer: &VerifiedPeer) -> bool {
+fn is_workload_revoked(revoked: &Revocations, peer: &VerifiedPeer) -> bool {
     let peer_workload = peer.workload.as_ref();
     peer_workload.is_some_and(|workload| revoked.covers_workload(workload, peer.instance.as_ref()))
 }

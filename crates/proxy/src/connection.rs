@@ -156,13 +156,13 @@ async fn serve_inside_tls(
         worker.metrics.count_rejected(reason);
         return;
     }
-    let (identity, external_principal, expires) = accepted_connection.client.into_parts();
+    let (identity, principal_names, expires) = accepted_connection.client.into_parts();
     let identity = identity.map(Rc::new);
     let tls_state = accepted_connection.tls.get_ref().1;
     let alpn = tls_state.alpn_protocol().map(<[u8]>::to_vec);
     let transport = SessionTransport::Tls {
         server_name: tls_state.server_name().map(Into::into),
-        external_principal,
+        principal_names,
     };
     let io = Io::new(ByteStream::Server(Box::new(accepted_connection.tls)));
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, identity, peer);

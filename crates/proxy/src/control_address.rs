@@ -96,7 +96,7 @@ impl ReachedAddresses {
     fn last_known_address(&self, control: &ControlAddress) -> Option<SocketAddr> {
         let ControlAddress::Name { .. } = control else { return None };
         let known_address = self.last_addresses.borrow().get(&control.to_string()).copied();
-        known_address.or_else(|| self.state_dir.listener_address(&address_file_name(control)))
+        known_address.or_else(|| self.state_dir.stored_address(&address_file_name(control)))
     }
 }
 

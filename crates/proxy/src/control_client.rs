@@ -215,7 +215,7 @@ impl ControlClient {
 /// configured, or after a fatal failure.
 pub(crate) async fn follow_control(
     control_client: Rc<ControlClient>,
-    mut control_requests: mpsc::Receiver<ProxyRequest>,
+    mut request_receiver: mpsc::Receiver<ProxyRequest>,
 ) {
     let mut subscriber = apply_stored_config(&control_client);
     let mut failed_attempts = 0_u32;
@@ -226,15 +226,15 @@ pub(crate) async fn follow_control(
         usize::try_from(control_client.seed % control_planes.len().max(1) as u64).unwrap_or(0);
     control_planes.rotate_left(first_position);
     loop {
-        for (position, address) in control_planes.iter().enumerate() {
-            let started = Instant::now();
+        for (position, control) in control_planes.iter().enumerate() {
+            let start_time = Instant::now();
             let error =
-                follow_stream(&control_client, address, &mut subscriber, &mut control_requests)
+                follow_stream(&control_client, control, &mut subscriber, &mut request_receiver)
                     .await;
             control_client.is_connected.set(false);
             control_client.telemetry.set_level(Level::ControlConnected, 0);
             let was_stable =
-                matches!(error, ControlError::Stream(_)) && started.elapsed() > STABLE_AGE;
+                matches!(error, ControlError::Stream(_)) && start_time.elapsed() > STABLE_AGE;
             if was_stable {
                 control_client.outage.record_stable();
             }
@@ -242,7 +242,7 @@ pub(crate) async fn follow_control(
                 Some(_) => Serving::Configuration,
                 None => Serving::NoConfiguration,
             };
-            if control_client.outage.record_failure(position, address, &error, serving) {
+            if control_client.outage.record_failure(position, control, &error, serving) {
                 return control_client
                     .fatal_failure
                     .report_cause(StartError::Rejected(error.into()));
@@ -301,7 +301,7 @@ async fn follow_stream(
     control_client: &Rc<ControlClient>,
     control: &ControlAddress,
     subscriber: &mut Subscriber,
-    control_requests: &mut mpsc::Receiver<ProxyRequest>,
+    request_receiver: &mut mpsc::Receiver<ProxyRequest>,
 ) -> ControlError {
     let credential = match ensure_credential(control_client, control).await {
         Ok(credential) => credential,
@@ -336,7 +336,7 @@ async fn follow_stream(
         stream,
         hello,
         subscriber,
-        control_requests,
+        request_receiver,
         &mut handler,
     );
     let error = stream_end.await;
@@ -356,7 +356,7 @@ impl leno_discovery::UpdateHandler for StreamHandler<'_> {
     }
 
     fn take_traffic(&mut self) -> Option<TrafficReport> {
-        self.control_client.traffic_reporter.borrow_mut().take_changes(Instant::now())
+        self.control_client.traffic_reporter.borrow_mut().take_report(Instant::now())
     }
 
     fn set_taps(&mut self, taps: &[Tap]) {
@@ -365,8 +365,9 @@ impl leno_discovery::UpdateHandler for StreamHandler<'_> {
 
     fn handle_query(&mut self, query: Query) {
         let path = query.path.clone();
-        let queued = self.control_client.query_queue.as_ref().map(|queue| queue.try_send(query));
-        if !matches!(queued, Some(Ok(()))) {
+        let queue_result =
+            self.control_client.query_queue.as_ref().map(|queue| queue.try_send(query));
+        if !matches!(queue_result, Some(Ok(()))) {
             tracing::debug!(path, "dropping a query of the control plane");
         }
     }

@@ -23,7 +23,7 @@ use crate::subscriptions::{EvictionPriority, SubscriptionTable, Subscriptions};
 /// of resource requests is closed.
 pub(crate) async fn run_subscriptions(
     control_client: Rc<ControlClient>,
-    mut resource_requests: mpsc::Receiver<ResourceRequest>,
+    mut resource_receiver: mpsc::Receiver<ResourceRequest>,
     control_requests: mpsc::Sender<ProxyRequest>,
 ) {
     let idle_timeout = control_client.config.limits.idle_subscription;
@@ -32,7 +32,7 @@ pub(crate) async fn run_subscriptions(
     let mut request_batch = Vec::new();
     loop {
         let changes = tokio::select! {
-            count = resource_requests.recv_many(&mut request_batch, MAX_BATCHED_REQUESTS) => {
+            count = resource_receiver.recv_many(&mut request_batch, MAX_BATCHED_REQUESTS) => {
                 if count == 0 {
                     return;
                 }

@@ -259,7 +259,8 @@ impl DnsQueryHandler {
         }
     }
 
-    /// Queries the control plane about a service, and the resolvers if it has no record.
+    /// Queries the control plane about a service, and the resolvers if it has no record. Returns SERVFAIL if no resolver
+    /// responds, and `None` if the query is malformed.
     async fn resolve_query(
         &self,
         service_query: Option<Box<ServiceQuery>>,
@@ -293,7 +294,7 @@ impl DnsQueryHandler {
         Some(response)
     }
 
-    /// Counts a failed query, and returns its SERVFAIL response.
+    /// Counts a failed query, and returns its SERVFAIL response; `None` if the query is malformed.
     fn server_failure(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.count(Count::DnsQueriesFailed);
         server_failure(query)

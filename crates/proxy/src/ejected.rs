@@ -12,7 +12,8 @@ use leno_traffic::outlier::EjectionCause;
 /// and the admin endpoint do.
 #[derive(Default)]
 pub(crate) struct EjectedEndpoints {
-    /// The ejected endpoints of each outlier monitor, by its number. Each data thread has its own monitors.
+    /// The ejected endpoints of each outlier monitor, by its number. A monitor detects the outliers of one port under one
+    /// policy, on one data thread.
     monitors: Mutex<BTreeMap<u64, Vec<EjectionRecord>>>,
     next_monitor_number: AtomicU64,
 }
@@ -29,7 +30,7 @@ pub(crate) struct EjectionRecord {
 
 impl EjectedEndpoints {
     /// Returns a number for a new outlier monitor.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub(crate) fn next_monitor_number(&self) -> u64 {
         self.next_monitor_number.fetch_add(1, Ordering::Relaxed)
     }
 

@@ -15,14 +15,14 @@ use crate::worker::Worker;
 
 /// The configuration version with which a request failed. The request may be routed again with a newer version.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Outdated {
+pub(crate) struct OutdatedConfig {
     version: u64,
     /// True if this is the current configuration, but the endpoint's sidecar already has a newer configuration
     /// without the port.
     is_behind: bool,
 }
 
-impl Outdated {
+impl OutdatedConfig {
     /// Returns the version of `config` if the request may be routed again with a newer version. Returns `None`
     /// if one of the endpoints is current, unless its workload has lost the port (`has_lost_port`).
     #[cold]
@@ -41,23 +41,23 @@ impl Outdated {
 
 impl Worker {
     /// Waits until a failed request for a service may be routed again. Returns false if no endpoint is
-    /// expected, if the request, which began at `started`, has reached its maximum wait, or if the proxy
+    /// expected, if the request, which began at `start_time`, has reached its maximum wait, or if the proxy
     /// drains.
     #[cold]
     pub(crate) async fn wait_for_endpoint(
         &self,
         service: &ServiceName,
-        Outdated { version, is_behind }: Outdated,
-        started: Instant,
+        OutdatedConfig { version, is_behind }: OutdatedConfig,
+        start_time: Instant,
     ) -> bool {
         if is_behind {
             let mut versions = self.config_store.subscribe();
-            let remaining = MAX_CONFIG_LAG.saturating_sub(started.elapsed());
+            let remaining = MAX_CONFIG_LAG.saturating_sub(start_time.elapsed());
             if timeout(remaining, versions.wait_for(|newer| *newer > version)).await.is_err() {
                 return false;
             }
         }
-        let remaining = MAX_ENDPOINT_WAIT.saturating_sub(started.elapsed());
+        let remaining = MAX_ENDPOINT_WAIT.saturating_sub(start_time.elapsed());
         if remaining.is_zero() {
             return false;
         }
@@ -73,7 +73,7 @@ impl Worker {
 }
 
 impl ConfigStore {
-    /// Returns the prospect of a request that found no endpoint of a service in this configuration version.
+    /// Returns the expectation of a request that found no endpoint of a service in this configuration version.
     fn endpoint_expectation(&self, service: &ServiceName, version: u64) -> EndpointExpectation {
         let Some(config) = self.current_config() else { return EndpointExpectation::None };
         let compiled_service = config.compiled.service(service);
@@ -91,7 +91,7 @@ impl ConfigStore {
     }
 }
 
-/// The prospect of a request that has found no endpoint.
+/// The expectation of a request that has found no endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EndpointExpectation {
     /// A newer configuration exists: the request is routed again.

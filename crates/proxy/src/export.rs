@@ -124,23 +124,23 @@ impl ExportCounts for ExportCounter {
 }
 
 /// Pushes metrics periodically until `end_signal` resolves, which is after the data threads have ended, and then once
-/// more.
+/// more. The metrics count from `start_time`. `seed` determines the time of the first push within the interval.
 pub(crate) async fn push_metrics(
     exporter: Rc<TelemetryExporter>,
-    started: SystemTime,
+    start_time: SystemTime,
     seed: u64,
     end_signal: oneshot::Receiver<()>,
 ) {
     let (settings, mut export_status) =
         (exporter.config_store.observability.subscribe_metrics(), exporter.metric_export_status());
     let end_signal = async { drop(end_signal.await) };
-    let metric_source = MetricsView(&exporter);
+    let metric_source = SidecarMetricSource(&exporter);
     leno_outside::push_metrics(
         &exporter.client,
         &mut export_status,
         metric_source,
         settings,
-        started,
+        start_time,
         seed,
         end_signal,
     )
@@ -148,9 +148,9 @@ pub(crate) async fn push_metrics(
 }
 
 /// The source of all metrics of this sidecar.
-struct MetricsView<'a>(&'a TelemetryExporter);
+struct SidecarMetricSource<'a>(&'a TelemetryExporter);
 
-impl MetricSource for MetricsView<'_> {
+impl MetricSource for SidecarMetricSource<'_> {
     fn identity(&self) -> ResourceIdentity {
         self.0.resource_identity()
     }

@@ -1,5 +1,6 @@
 //! Implements the request pipeline (routing, policies, attempts, responses), and HTTP/1.1 on sockets and on
-//! links. Requests over HTTP/2 pass the same pipeline.
+//! links. A link is a connection between two sidecars that carries many streams. Requests over HTTP/2 pass the same
+//! pipeline.
 
 pub(crate) mod body;
 pub(crate) mod buffered_body;

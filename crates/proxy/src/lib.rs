@@ -177,8 +177,8 @@ impl Proxy {
             .map_err(|cause| StartError::Admin { address: config.admin, cause })?;
         let health_listener = match config.health {
             Some(address) => {
-                let bound = TcpListener::bind(address).await;
-                Some(bound.map_err(|cause| StartError::Health { address, cause })?)
+                let bind_result = TcpListener::bind(address).await;
+                Some(bind_result.map_err(|cause| StartError::Health { address, cause })?)
             }
             None => None,
         };
@@ -244,8 +244,8 @@ impl Proxy {
             (Arc::clone(&self.telemetry), self.application_ports.clone());
         move || {
             // In this order, a request that starts to wait between the two reads counts as in progress.
-            let waiting = application_ports.waiting_count();
-            telemetry.gauge(Gauge::RequestsInFlight).saturating_sub(waiting)
+            let waiting_count = application_ports.waiting_count();
+            telemetry.gauge(Gauge::RequestsInFlight).saturating_sub(waiting_count)
         }
     }
 
@@ -257,13 +257,13 @@ impl Proxy {
     /// configured to exit then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Arc::clone(&self.telemetry);
-        let (config_store, resource_requests) = self.create_config_store();
+        let (config_store, resource_receiver) = self.create_config_store();
         let connections = Arc::new(Connections::default());
         let ejected_endpoints = Arc::new(EjectedEndpoints::default());
         let phase = self.phase.clone();
         // The data threads.
         let (trace_queues, trace_receivers) = TraceQueues::new();
-        let (workers, threads) = spawn_threads(self.config.cores.max(1), |core| WorkerParts {
+        let (queues, threads) = spawn_threads(self.config.cores.max(1), |index| WorkerParts {
             config: self.config.clone(),
             config_store: config_store.clone(),
             connections: connections.clone(),
@@ -271,7 +271,7 @@ impl Proxy {
             phase: phase.subscribe(),
             trace_queues: trace_queues.clone(),
             metrics: telemetry.new_shard(),
-            seed: random_seed(core),
+            seed: random_seed(index),
         })?;
         // The data threads keep the only senders, so the queues end with them.
         drop(trace_queues);
@@ -295,21 +295,21 @@ impl Proxy {
         let (config, dir, seed) = (self.config.clone(), self.state_dir.clone(), random_seed(0));
         let control_client =
             ControlClient::new(config, telemetry, config_store, dir, admin_address, seed);
-        let (queries, query_receiver) = mpsc::channel(admin::MAX_QUEUED_QUERIES);
-        let control_client = Rc::new(control_client.with_queries(queries));
+        let (query_sender, query_receiver) = mpsc::channel(admin::MAX_QUEUED_QUERIES);
+        let control_client = Rc::new(control_client.with_queries(query_sender));
         // The tasks of the control thread.
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
         tasks.spawn_local(admin::serve_queries(query_receiver, Rc::clone(&admin)));
         let servers = start_management(&tasks, self.admin_listener, self.health_listener, admin);
         let TraceReceivers { log, spans, taps } = trace_receivers;
-        let (end_metrics, exporters) = start_telemetry(&tasks, exporter, log, spans);
+        let (metrics_end_sender, export_tasks) = start_telemetry(&tasks, exporter, log, spans);
         let snapshot_task = tasks.spawn_local(run_snapshot_store(control_client.clone()));
         tasks.spawn_local(poll_dropped_lines(control_client.clone()));
         let (client, dir) = (control_client.clone(), self.state_dir.clone());
         let listeners = self.open_listeners;
         let control_requests =
-            start_control(&tasks, client, resource_requests, workers, listeners, dir);
+            start_control(&tasks, client, resource_receiver, queues, listeners, dir);
         tasks.spawn_local(live_requests::send_tapped_requests(taps, control_requests.clone()));
         let failure = tasks.run_until(wait_for_stop(stop, &control_client.fatal_failure)).await;
         tracing::info!("draining");
@@ -323,9 +323,9 @@ impl Proxy {
         phase.send_replace(Phase::Draining);
         tasks.run_until(join_threads(threads)).await;
         // The data threads have dropped their senders: the queues end after the last entries are exported.
-        drop(end_metrics);
+        drop(metrics_end_sender);
         phase.send_replace(Phase::Stopped);
-        let final_exports = tokio::time::timeout(MAX_FINAL_EXPORT, wait_for_tasks(exporters));
+        let final_exports = tokio::time::timeout(MAX_FINAL_EXPORT, wait_for_tasks(export_tasks));
         let servers_end = wait_for_tasks(servers);
         drop(tasks.run_until(async { tokio::join!(final_exports, servers_end) }).await);
         failure.map_or(Ok(()), Err)
@@ -336,7 +336,7 @@ impl Proxy {
     /// Creates the configuration store: it contains the virtual addresses of the previous run and the access
     /// log of the start options, but no configuration. Requests for resources arrive at the returned queue.
     fn create_config_store(&self) -> (Arc<ConfigStore>, mpsc::Receiver<ResourceRequest>) {
-        let (config_store, resource_requests) = ConfigStore::with_application(
+        let (config_store, resource_receiver) = ConfigStore::with_application(
             self.application_ports.clone(),
             self.state_dir.stored_virtual_addresses(),
             Instant::now(),
@@ -344,7 +344,7 @@ impl Proxy {
         if let AccessLogSource::Own(log) = &self.config.access_log {
             config_store.observability.set_log_override(log.clone());
         }
-        (config_store, resource_requests)
+        (config_store, resource_receiver)
     }
 }
 
@@ -352,7 +352,7 @@ impl Proxy {
 /// configured with it.
 async fn bind_admin(address: SocketAddr, state_dir: &StateDir) -> std::io::Result<TcpListener> {
     let previous = state_dir
-        .listener_address(ADMIN_LISTENER)
+        .stored_address(ADMIN_LISTENER)
         .filter(|previous| address.port() == 0 && previous.ip() == address.ip());
     if let Some(previous) = previous {
         match TcpListener::bind(previous).await {
@@ -387,14 +387,14 @@ fn start_telemetry(
     span_entries: mpsc::Receiver<Arc<TraceEntry>>,
 ) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
     let exporter = Rc::new(exporter);
-    let (end_metrics, metrics_end) = oneshot::channel();
-    let (started, seed) = (SystemTime::now(), random_seed(0));
-    let exporters = [
+    let (metrics_end_sender, metrics_end) = oneshot::channel();
+    let (start_time, seed) = (SystemTime::now(), random_seed(0));
+    let export_tasks = [
         tasks.spawn_local(access_log::write_entries(log_entries, exporter.clone())),
         tasks.spawn_local(export::export_spans(exporter.clone(), span_entries)),
-        tasks.spawn_local(export::push_metrics(exporter, started, seed, metrics_end)),
+        tasks.spawn_local(export::push_metrics(exporter, start_time, seed, metrics_end)),
     ];
-    (end_metrics, exporters)
+    (metrics_end_sender, export_tasks)
 }
 
 /// Starts the management servers, which are the admin endpoint and, if it is configured, the health server. Returns
@@ -438,8 +438,8 @@ async fn join_threads(threads: Vec<JoinHandle<()>>) {
 fn start_control(
     tasks: &LocalSet,
     control_client: Rc<ControlClient>,
-    resource_requests: mpsc::Receiver<ResourceRequest>,
-    workers: Vec<mpsc::Sender<ListenerCommand>>,
+    resource_receiver: mpsc::Receiver<ResourceRequest>,
+    command_queues: Vec<mpsc::Sender<ListenerCommand>>,
     open_listeners: OpenListeners,
     state_dir: StateDir,
 ) -> mpsc::Sender<ProxyRequest> {
@@ -449,7 +449,7 @@ fn start_control(
         renew::replace_credential(&control_client, credential);
     }
     let (control_requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
-    let listeners = Listeners::new(workers, state_dir);
+    let listeners = Listeners::new(command_queues, state_dir);
     if let Interception::Redirect { dns: Some(dns_address), .. } =
         control_client.config.interception
     {
@@ -461,7 +461,7 @@ fn start_control(
     tasks.spawn_local(control_client::follow_control(control_client.clone(), request_receiver));
     tasks.spawn_local(control_loop::run_subscriptions(
         control_client.clone(),
-        resource_requests,
+        resource_receiver,
         control_requests.clone(),
     ));
     tasks.spawn_local(renew::run_renewal(control_client.clone(), control_requests.clone()));
@@ -522,36 +522,37 @@ fn spawn_threads(
     count: usize,
     build_parts: impl Fn(usize) -> WorkerParts,
 ) -> Result<DataThreads, StartError> {
-    let (mut workers, mut threads) = (Vec::new(), Vec::new());
-    for core in 0..count {
+    let (mut command_queues, mut threads) = (Vec::new(), Vec::new());
+    for thread_index in 0..count {
         let (command_sender, command_receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        workers.push(command_sender);
+        command_queues.push(command_sender);
         threads.push(
-            start_worker(core, build_parts(core), command_receiver).map_err(StartError::Thread)?,
+            start_worker(thread_index, build_parts(thread_index), command_receiver)
+                .map_err(StartError::Thread)?,
         );
     }
-    Ok((workers, threads))
+    Ok((command_queues, threads))
 }
 
 /// Starts one data thread.
 fn start_worker(
-    core: usize,
+    thread_index: usize,
     parts: WorkerParts,
     commands: mpsc::Receiver<ListenerCommand>,
 ) -> std::io::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    std::thread::Builder::new().name(format!("data-{core}")).spawn(move || {
+    std::thread::Builder::new().name(format!("data-{thread_index}")).spawn(move || {
         let worker = Worker::new(parts);
-        runtime.block_on(listen::run(worker, commands));
+        runtime.block_on(listen::run_data_thread(worker, commands));
     })
 }
 
 /// Returns a seed for choices that must differ between threads and processes, but need not be secret. The multiplier,
 /// 2^64 divided by the golden ratio, spreads similar numbers over all bits.
-fn random_seed(core: usize) -> u64 {
+fn random_seed(thread_index: usize) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let entropy = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
-    entropy.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    entropy.wrapping_add(thread_index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 /// The warning if the last snapshot is not written within [`MAX_SNAPSHOT_WRITE`].

@@ -124,7 +124,7 @@ impl LinkHandle {
     /// True if a new stream may be opened now.
     pub(crate) fn is_open(&self) -> bool {
         let state = self.0.state.borrow();
-        !state.is_broken && !state.is_retired && state.link.vacant_streams() > 0
+        !state.is_broken && !state.is_retired && state.link.vacant_stream_count() > 0
     }
 
     /// True if the peer supports the mark on requests of HTTP/2 clients.
@@ -221,6 +221,7 @@ impl LinkHandle {
         is_met(&state).then_some(Ok(()))
     }
 
+    /// Applies an event of the link to its stream or to the link. Passes a stream that the peer has opened to `on_open`.
     fn dispatch_event(&self, event: LinkEvent, on_open: &mut impl FnMut(OpenedStream)) {
         let mut state = self.0.state.borrow_mut();
         match event {
@@ -393,7 +394,8 @@ impl From<ResetCode> for StreamError {
     }
 }
 
-/// The maximum number of spare queues of one link: about the number of streams that begin and end in one turn.
+/// The maximum number of spare queues of one link: about the number of streams that begin and end in one turn of the
+/// event loop.
 const MAX_SPARE_QUEUES: usize = 32;
 /// The maximum capacity of a queue that is kept for reuse, in items.
 const MAX_QUEUE_CAPACITY: usize = 8;

@@ -34,7 +34,10 @@ pub(crate) enum ListenerCommand {
 
 /// Runs a data thread until the proxy drains or every sender of commands is dropped, then waits for its
 /// requests.
-pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<ListenerCommand>) {
+pub(crate) async fn run_data_thread(
+    worker: Rc<Worker>,
+    mut commands: mpsc::Receiver<ListenerCommand>,
+) {
     let listener_counts = Rc::new(ListenerCounts::default());
     // A listener closes when its sender is dropped or used. The sent value is dropped after the close.
     let mut open_listeners: HashMap<

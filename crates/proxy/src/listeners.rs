@@ -23,7 +23,7 @@ use crate::state::StateDir;
 /// The open listeners, and the data threads that accept from them.
 pub(crate) struct Listeners {
     /// The command queue of each data thread.
-    workers: Vec<mpsc::Sender<ListenerCommand>>,
+    command_queues: Vec<mpsc::Sender<ListenerCommand>>,
     /// Stores the addresses of listeners with a port that the kernel selected.
     state_dir: StateDir,
     /// The open listeners by name.
@@ -38,8 +38,11 @@ struct OpenListener {
 }
 
 impl Listeners {
-    pub(crate) fn new(workers: Vec<mpsc::Sender<ListenerCommand>>, state_dir: StateDir) -> Self {
-        Self { workers, state_dir, open_listeners: BTreeMap::new() }
+    pub(crate) fn new(
+        command_queues: Vec<mpsc::Sender<ListenerCommand>>,
+        state_dir: StateDir,
+    ) -> Self {
+        Self { command_queues, state_dir, open_listeners: BTreeMap::new() }
     }
 
     /// Opens configured listeners that are not open, and closes open listeners that are no longer configured.
@@ -188,13 +191,13 @@ impl Listeners {
         // All threads share one socket. With one socket per thread (`SO_REUSEPORT`) the kernel would permit
         // another sidecar of the same user to bind the same address and receive connections of this sidecar.
         let mut sockets = Vec::new();
-        for _ in 1..self.workers.len() {
+        for _ in 1..self.command_queues.len() {
             sockets.push(socket.try_clone()?);
         }
         sockets.push(socket);
-        for (worker, listener) in self.workers.iter().zip(sockets) {
+        for (command_queue, listener) in self.command_queues.iter().zip(sockets) {
             let command = ListenerCommand::Open { classifier: classifier.clone(), listener };
-            worker.send(command).await.map_err(io::Error::other)?;
+            command_queue.send(command).await.map_err(io::Error::other)?;
         }
         if configured_address.port() == 0 {
             self.state_dir.store_address(name, address);
@@ -213,7 +216,7 @@ impl Listeners {
     ) -> io::Result<std::net::TcpListener> {
         let previous_address = self
             .state_dir
-            .listener_address(name)
+            .stored_address(name)
             .filter(|previous_address| previous_address.ip() == configured_address.ip());
         match previous_address.filter(|_| configured_address.port() == 0).map(bind_address) {
             Some(Ok(listener)) => Ok(listener),
@@ -223,9 +226,9 @@ impl Listeners {
 
     /// Sends a command to all data threads.
     async fn send_to_all(&self, command: impl Fn() -> ListenerCommand) {
-        for worker in &self.workers {
-            // A worker that has ended has closed its listeners.
-            drop(worker.send(command()).await);
+        for command_queue in &self.command_queues {
+            // A data thread that has ended has closed its listeners.
+            drop(command_queue.send(command()).await);
         }
     }
 }
@@ -239,7 +242,7 @@ pub(crate) struct ListenError {
     pub(crate) cause: io::Error,
 }
 
-/// Returns the classifier and address of each listener of a configuration, by name.
+/// Returns the classifier and the address, which may have port 0, of each listener of a configuration, by name.
 fn list_configured(
     config: &Config,
     workload_config: &WorkloadConfig,

@@ -87,7 +87,8 @@ fn is_own_listener(interception: &Interception, destination: SocketAddr) -> bool
     is_local && [outbound.port(), inbound.port()].contains(&destination.port())
 }
 
-/// Returns the original destination of a redirected connection, from `SO_ORIGINAL_DST` (netfilter).
+/// Returns the original destination of a redirected connection, from `SO_ORIGINAL_DST` (netfilter); `None` if the
+/// kernel has no record of it.
 fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(tcp);
     let destination = match tcp.local_addr().ok()? {

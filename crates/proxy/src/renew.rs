@@ -151,7 +151,7 @@ async fn wait_until_due(
         tokio::time::sleep(spread.mul_f64(control_client.seed as f64 / u64::MAX as f64)).await;
         return true;
     }
-    let due_time = credential.renew_at(control_client.seed);
+    let due_time = credential.renewal_time(control_client.seed);
     let until_due = due_time.duration_since(SystemTime::now()).unwrap_or_default();
     // The clock may jump, or the machine may sleep: the clock is checked periodically.
     tokio::select! {
@@ -203,9 +203,11 @@ pub(crate) enum RenewalError {
 const MAX_RESPONSE_WAIT: Duration = Duration::from_secs(30);
 /// The maximum sleep between checks of the clock.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// The maximum time over which renewals spread when the CA changes.
+/// The maximum time over which renewals spread when the CA changes. For certificates with a short lifetime, it is a
+/// twentieth of the lifetime.
 const MAX_REISSUE_SPREAD: Duration = Duration::from_secs(10);
-/// The minimum pause between attempts, for certificates with a very short lifetime.
+/// The minimum pause between attempts. The pause is a twentieth of the remaining lifetime, so the minimum is for
+/// certificates that expire soon.
 const MIN_RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// The maximum pause between attempts, for certificates with a very long lifetime.
+/// The maximum pause between attempts, for certificates with a very long remaining lifetime.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);

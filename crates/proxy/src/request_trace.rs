@@ -36,7 +36,7 @@ pub(crate) struct RequestTrace<'a> {
 #[derive(Debug)]
 pub(crate) struct TraceEntry {
     /// The time at which the request ended.
-    pub(crate) ended: SystemTime,
+    pub(crate) ended_at: SystemTime,
     pub(crate) labels: RequestLabels,
     pub(crate) outcome: RequestRecord,
     pub(crate) retries: u8,
@@ -214,7 +214,7 @@ impl<'a> RequestTrace<'a> {
             String::from_utf8_lossy(truncate_text(text.unwrap_or_default().as_bytes())).into_owned()
         };
         TraceEntry {
-            ended: SystemTime::now(),
+            ended_at: SystemTime::now(),
             labels: request_end.labels.clone(),
             outcome: request_end.outcome,
             retries: u8::try_from(request_end.retries).unwrap_or(u8::MAX),
@@ -242,7 +242,7 @@ impl<'a> RequestTrace<'a> {
 impl TraceEntry {
     /// Returns the start time of the request.
     pub(crate) fn started_at(&self) -> SystemTime {
-        self.ended.checked_sub(self.outcome.duration).unwrap_or(SystemTime::UNIX_EPOCH)
+        self.ended_at.checked_sub(self.outcome.duration).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 

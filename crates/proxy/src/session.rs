@@ -198,16 +198,16 @@ impl Session {
     }
 
     /// Returns the authorization decision of `config` for the peer, cached per connection and configuration,
-    /// for a request that began at `started`. A peer whose certificate has expired is denied.
+    /// for a request that began at `start_time`. A peer is denied after its certificate has expired.
     pub(crate) fn authorize_peer(
         &self,
         config: &ConfigSnapshot,
-        started: Instant,
+        start_time: Instant,
     ) -> Result<ConnectionPermit, Denial> {
         let access = &config.compiled.access;
         // A peer sends no request after its certificate has expired. The grace period is for requests that it sent
         // before.
-        if self.expires.is_some_and(|expires| expires + EXPIRY_GRACE <= started) {
+        if self.expires.is_some_and(|expiry| expiry + EXPIRY_GRACE <= start_time) {
             return Err(Denial::without_policy(Reason::ExpiredPeer));
         }
         let mut cached_permit = self.cached_permit.borrow_mut();

@@ -66,7 +66,7 @@ impl SnapshotStore {
             self.stored_snapshot.replace(Some(snapshot.clone()));
             let state_dir = state_dir.clone();
             let write_task = tokio::task::spawn_blocking(move || {
-                state_dir.store_config(&snapshot.to_bytes());
+                state_dir.store_snapshot(&snapshot.to_bytes());
             });
             if write_task.await.is_err() {
                 tracing::error!("writing the configuration to disk panicked");

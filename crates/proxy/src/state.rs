@@ -93,7 +93,7 @@ impl StateDir {
     /// Releases the directory to the next process of this workload. Afterwards this process only completes the
     /// requests in progress.
     pub(crate) fn release(&self) {
-        let lock = std::mem::replace(&mut *self.lock(), DirectoryLock::Released);
+        let lock = std::mem::replace(&mut *self.directory_lock(), DirectoryLock::Released);
         if let DirectoryLock::Held(file) = lock
             && let Err(error) = file.unlock()
         {
@@ -101,10 +101,10 @@ impl StateDir {
         }
     }
 
-    /// True if the directory or a file that this proxy wrote is absent. `has_config`: the proxy has written a
+    /// True if the directory or a file that this proxy wrote is absent. `has_snapshot`: the proxy has written a
     /// snapshot.
-    pub(crate) fn is_damaged(&self, has_config: bool) -> bool {
-        let lock_is_gone = match &*self.lock() {
+    pub(crate) fn is_damaged(&self, has_snapshot: bool) -> bool {
+        let lock_is_gone = match &*self.directory_lock() {
             // A removed file has no links, even while this process keeps it open.
             DirectoryLock::Held(file) => {
                 file.metadata().map_or(true, |metadata| metadata.nlink() == 0)
@@ -116,12 +116,12 @@ impl StateDir {
         let is_missing = |name: &str| is_absent(&self.path.join(name));
         lock_is_gone
             || written.keys().any(|name| is_missing(name))
-            || (has_config && is_missing(CONFIG_FILE))
+            || (has_snapshot && is_missing(SNAPSHOT_FILE))
     }
 
-    /// Recreates a directory that was removed, and writes the absent files. `config`: the encoded snapshot. The
+    /// Recreates a directory that was removed, and writes the absent files. `snapshot`: the encoded snapshot. The
     /// certificate is not written here: `ControlClient::report_state_problem` retries it.
-    pub(crate) fn restore_files(&self, config: Option<&[u8]>) {
+    pub(crate) fn restore_files(&self, snapshot: Option<&[u8]>) {
         if let Err(error) = self.restore_lock() {
             if self.unwritten_files().record_failed(LOCK_FILE, b"", &error) {
                 tracing::warn!(%error, "the state directory was removed, and creating it again fails");
@@ -132,7 +132,7 @@ impl StateDir {
         let written_files = lock_mutex(&self.written_files).clone();
         let small_files =
             written_files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        for (name, bytes) in small_files.chain(config.map(|bytes| (CONFIG_FILE, bytes))) {
+        for (name, bytes) in small_files.chain(snapshot.map(|bytes| (SNAPSHOT_FILE, bytes))) {
             if is_absent(&self.path.join(name)) {
                 self.write_file(name, bytes);
             }
@@ -144,7 +144,7 @@ impl StateDir {
     /// # Errors
     /// Another proxy has recreated the directory and holds the lock, or the directory cannot be created.
     fn restore_lock(&self) -> io::Result<()> {
-        let mut lock = self.lock();
+        let mut lock = self.directory_lock();
         match &*lock {
             DirectoryLock::Held(file) if file.metadata()?.nlink() > 0 => return Ok(()),
             DirectoryLock::Held(_) | DirectoryLock::Absent => {}
@@ -156,7 +156,7 @@ impl StateDir {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, DirectoryLock> {
+    fn directory_lock(&self) -> MutexGuard<'_, DirectoryLock> {
         lock_mutex(&self.directory_lock)
     }
 
@@ -181,7 +181,7 @@ impl StateDir {
     /// Returns a subscriber with the stored snapshot. The subscriber is empty if no snapshot is stored or the
     /// stored one cannot be read.
     pub(crate) fn stored_subscriber(&self) -> Subscriber {
-        let Some(bytes) = self.read_file(CONFIG_FILE) else {
+        let Some(bytes) = self.read_file(SNAPSHOT_FILE) else {
             return Subscriber::new();
         };
         Subscriber::from_bytes(&bytes).unwrap_or_else(|error| {
@@ -191,30 +191,30 @@ impl StateDir {
     }
 
     /// Stores the encoded snapshot for the next start.
-    pub(crate) fn store_config(&self, bytes: &[u8]) {
-        self.write_file(CONFIG_FILE, bytes);
+    pub(crate) fn store_snapshot(&self, bytes: &[u8]) {
+        self.write_file(SNAPSHOT_FILE, bytes);
     }
 
-    /// Returns the previous address of a listener, so that its clients find it at the same address.
-    pub(crate) fn listener_address(&self, listener: &str) -> Option<SocketAddr> {
-        let address = String::from_utf8(self.read_file(&address_file(listener))?).ok()?;
+    /// Returns the stored address of a listener or a control plane by its name; `None` if no valid address is stored.
+    pub(crate) fn stored_address(&self, name: &str) -> Option<SocketAddr> {
+        let address = String::from_utf8(self.read_file(&address_file(name))?).ok()?;
         address.trim().parse().ok()
     }
 
-    /// Stores the address of a listener for the next start.
-    pub(crate) fn store_address(&self, listener: &str, address: SocketAddr) {
-        self.store_small_file(&address_file(listener), address.to_string().as_bytes());
+    /// Stores the address of a listener or a control plane for the next start.
+    pub(crate) fn store_address(&self, name: &str, address: SocketAddr) {
+        self.store_small_file(&address_file(name), address.to_string().as_bytes());
     }
 
     /// Returns the stored virtual addresses of services; empty if none are stored.
     pub(crate) fn stored_virtual_addresses(&self) -> VirtualAddresses {
-        let text = self.read_file(NAMES_FILE).unwrap_or_default();
+        let text = self.read_file(VIRTUAL_ADDRESSES_FILE).unwrap_or_default();
         VirtualAddresses::from_text(&String::from_utf8_lossy(&text))
     }
 
     /// Stores the text form of the virtual addresses of services.
     pub(crate) fn store_virtual_addresses(&self, text: &str) {
-        self.store_small_file(NAMES_FILE, text.as_bytes());
+        self.store_small_file(VIRTUAL_ADDRESSES_FILE, text.as_bytes());
     }
 
     fn store_small_file(&self, name: &str, bytes: &[u8]) {
@@ -276,7 +276,7 @@ impl StateDir {
 
     /// True while the current certificate is not on disk.
     pub(crate) fn lacks_certificate(&self) -> bool {
-        let is_released = matches!(*self.lock(), DirectoryLock::Released);
+        let is_released = matches!(*self.directory_lock(), DirectoryLock::Released);
         !is_released
             && (self.unwritten_files().files.contains_key(CERTIFICATE)
                 || !Credential::is_saved(&self.path))
@@ -330,8 +330,8 @@ impl UnwrittenFiles {
     }
 }
 
-fn address_file(listener: &str) -> String {
-    format!("{listener}.address")
+fn address_file(name: &str) -> String {
+    format!("{name}.address")
 }
 
 /// The name for the certificate and its key in the list of unwritten files.
@@ -339,9 +339,9 @@ const CERTIFICATE: &str = "certificate";
 /// The file that the proxy locks while it holds the directory.
 const LOCK_FILE: &str = "lock";
 /// The file of the virtual addresses of services.
-const NAMES_FILE: &str = "names.txt";
+const VIRTUAL_ADDRESSES_FILE: &str = "names.txt";
 /// The file of the encoded snapshot.
-const CONFIG_FILE: &str = "config.bin";
+const SNAPSHOT_FILE: &str = "config.bin";
 /// The maximum size of a file that is read: larger than the snapshot of the largest mesh.
 const MAX_FILE_BYTES: u64 = 512 << 20;
 
@@ -369,17 +369,17 @@ mod tests {
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
         // A directory in place of the file fails for every user.
-        std::fs::create_dir_all(path.join(CONFIG_FILE).join("in the way")).unwrap();
-        state.store_config(b"one");
-        state.store_config(b"two");
+        std::fs::create_dir_all(path.join(SNAPSHOT_FILE).join("in the way")).unwrap();
+        state.store_snapshot(b"one");
+        state.store_snapshot(b"two");
         let problem = state.last_write_error().unwrap();
-        assert!(problem.starts_with(CONFIG_FILE), "{problem}");
+        assert!(problem.starts_with(SNAPSHOT_FILE), "{problem}");
         state.retry_writes();
         assert!(state.last_write_error().is_some());
-        std::fs::remove_dir_all(path.join(CONFIG_FILE)).unwrap();
+        std::fs::remove_dir_all(path.join(SNAPSHOT_FILE)).unwrap();
         state.retry_writes();
         assert_eq!(state.last_write_error(), None);
-        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"two");
+        assert_eq!(std::fs::read(path.join(SNAPSHOT_FILE)).unwrap(), b"two");
     }
 
     #[test]
@@ -387,11 +387,13 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("of/web-1");
         let state = StateDir::open(&path).unwrap();
-        state.store_config(b"snapshot");
+        state.store_snapshot(b"snapshot");
         state.store_address("admin", "127.0.0.1:7".parse().unwrap());
         state.store_virtual_addresses("names");
         assert!(!state.is_damaged(true));
-        for removed in [scratch.path().join("of"), path.join(NAMES_FILE), path.join(LOCK_FILE)] {
+        for removed in
+            [scratch.path().join("of"), path.join(VIRTUAL_ADDRESSES_FILE), path.join(LOCK_FILE)]
+        {
             match removed.is_dir() {
                 true => std::fs::remove_dir_all(&removed).unwrap(),
                 false => std::fs::remove_file(&removed).unwrap(),
@@ -401,10 +403,10 @@ mod tests {
             assert!(!state.is_damaged(true) && state.last_write_error().is_none(), "{removed:?}");
             let content = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
             assert_eq!(
-                (content(CONFIG_FILE).as_str(), content(NAMES_FILE).as_str()),
+                (content(SNAPSHOT_FILE).as_str(), content(VIRTUAL_ADDRESSES_FILE).as_str()),
                 ("snapshot", "names")
             );
-            assert_eq!(state.listener_address("admin"), Some("127.0.0.1:7".parse().unwrap()));
+            assert_eq!(state.stored_address("admin"), Some("127.0.0.1:7".parse().unwrap()));
             assert!(StateDir::open(&path).is_err(), "the lock is held again");
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700);
@@ -415,7 +417,7 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert!(state.is_damaged(true));
         state.restore_files(Some(b"snapshot"));
-        state.store_config(b"snapshot");
+        state.store_snapshot(b"snapshot");
         assert!(
             state.last_write_error().unwrap().contains("other users can write"),
             "{:?}",
@@ -433,7 +435,7 @@ mod tests {
             "{:?}",
             state.last_write_error()
         );
-        assert!(is_absent(&path.join(CONFIG_FILE)));
+        assert!(is_absent(&path.join(SNAPSHOT_FILE)));
         drop(other_proxy);
         state.restore_files(Some(b"snapshot"));
         assert_eq!(state.last_write_error(), None);
@@ -447,7 +449,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
-        for name in [CONFIG_FILE, NAMES_FILE, "admin.address", "credential.pem"] {
+        for name in [SNAPSHOT_FILE, VIRTUAL_ADDRESSES_FILE, "admin.address", "credential.pem"] {
             let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
             rustix::fs::mkfifoat(rustix::fs::CWD, path.join(name), mode).unwrap();
         }
@@ -459,12 +461,12 @@ mod tests {
             let workload = "shop/web-1".parse().unwrap();
             let has_credential =
                 reader.stored_credential(&workload, SystemTime::UNIX_EPOCH).is_some();
-            done.send((reader.listener_address("admin"), has_credential))
+            done.send((reader.stored_address("admin"), has_credential))
         });
         let outcome = result.recv_timeout(std::time::Duration::from_secs(20));
         assert_eq!(outcome.expect("reading a named pipe blocks"), (None, false));
-        state.store_config(b"snapshot");
-        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"snapshot");
+        state.store_snapshot(b"snapshot");
+        assert_eq!(std::fs::read(path.join(SNAPSHOT_FILE)).unwrap(), b"snapshot");
     }
 
     #[test]
@@ -475,13 +477,13 @@ mod tests {
         // A symbolic link in place of the draft or of the file is not followed.
         let other_file = scratch.path().join("other");
         std::fs::write(&other_file, "untouched").unwrap();
-        for name in ["config.bin.new", CONFIG_FILE] {
+        for name in ["config.bin.new", SNAPSHOT_FILE] {
             std::os::unix::fs::symlink(&other_file, path.join(name)).unwrap();
         }
-        state.store_config(b"a key");
+        state.store_snapshot(b"a key");
         assert_eq!(std::fs::read(&other_file).unwrap(), b"untouched");
-        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"a key");
-        let metadata = std::fs::metadata(path.join(CONFIG_FILE)).unwrap();
+        assert_eq!(std::fs::read(path.join(SNAPSHOT_FILE)).unwrap(), b"a key");
+        let metadata = std::fs::metadata(path.join(SNAPSHOT_FILE)).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     }
 }

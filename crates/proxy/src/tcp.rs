@@ -28,7 +28,7 @@ use tokio::time::timeout;
 
 use crate::application_ports::MAX_START_WAIT;
 use crate::config_store::ConfigSnapshot;
-use crate::endpoint_wait::Outdated;
+use crate::endpoint_wait::OutdatedConfig;
 use crate::error::stream_error_reason;
 use crate::first_bytes::{read_server_name, sniff_connection};
 use crate::handshake;
@@ -84,7 +84,7 @@ pub(crate) async fn forward_to_service(
 #[cold]
 async fn wait_for_endpoint(
     session: &Session,
-    outdated: Outdated,
+    outdated: OutdatedConfig,
     record: &ExchangeRecord<'_>,
 ) -> bool {
     match &record.subject.service {
@@ -186,7 +186,7 @@ struct TcpOpenError {
     /// The reason that the sidecar of the endpoint reported.
     rejection: Option<Reason>,
     /// The configuration version of the decision, if the connection may be opened again.
-    outdated: Option<Outdated>,
+    outdated: Option<OutdatedConfig>,
 }
 
 impl From<Reason> for TcpOpenError {
@@ -214,7 +214,8 @@ impl TcpOpenError {
             || self.reason.retry() != RetryCondition::Never;
         // The endpoint's sidecar has rejected the connection because its workload no longer has the port.
         let has_lost_port = self.rejection == Some(Reason::UnknownService);
-        let outdated = Outdated::detect(&worker.config_store, config, priorities, has_lost_port);
+        let outdated =
+            OutdatedConfig::detect(&worker.config_store, config, priorities, has_lost_port);
         Self { outdated: outdated.filter(|_| is_repeatable), ..self }
     }
 }
@@ -369,7 +370,7 @@ async fn open_at_any_endpoint(
     };
     let hash_selection = route::request_hash(config, port, policies, None);
     let mut tried_endpoint = None;
-    // Each turn tries one endpoint. The circuit breaker's permit is for the connection, not for an attempt.
+    // Each iteration tries one endpoint. The circuit breaker's permit is for the connection, not for an attempt.
     loop {
         let pick_result = pick_endpoint(
             worker,
@@ -553,9 +554,9 @@ async fn open_stream_on_link(
         .map_err(|_| Reason::UpstreamRefused)?;
     // The sidecar of a starting application waits for it, as for requests.
     let max_wait = worker.config.limits.connect_timeout + MAX_START_WAIT;
-    let accepted = timeout(max_wait, stream.wait_for_item()).await;
-    let accepted = accepted.map_err(|_| Reason::ConnectTimeout)?;
-    accepted.map_err(|error| TcpOpenError {
+    let timeout_result = timeout(max_wait, stream.wait_for_item()).await;
+    let accept_result = timeout_result.map_err(|_| Reason::ConnectTimeout)?;
+    accept_result.map_err(|error| TcpOpenError {
         rejection: stream.rejection_reason(),
         ..TcpOpenError::from(stream_error_reason(error))
     })?;
@@ -592,8 +593,8 @@ pub(crate) async fn open_http2_tunnel(
             tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }
     });
-    let connected =
+    let connect_result =
         timeout(worker.config.limits.connect_timeout, connect_http2(client_end, ())).await;
-    let sender = connected.map_err(|_| Reason::ConnectTimeout)??;
+    let sender = connect_result.map_err(|_| Reason::ConnectTimeout)??;
     Ok(Http2Pool::default().add_and_acquire(sender, None))
 }

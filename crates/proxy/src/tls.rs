@@ -158,7 +158,7 @@ pub(crate) enum TlsClient {
     Member(VerifiedPeer),
     /// A client with an identity of the mesh, but a certificate that the mesh has not issued. It counts as an
     /// external principal with that name, not as a member.
-    External(VerifiedPeer),
+    ForeignCertificate(VerifiedPeer),
     /// An external principal: it has names, but no identity.
     ExternalPrincipal(ExternalPrincipal),
     /// A client without a certificate.
@@ -170,7 +170,7 @@ impl TlsClient {
     pub(crate) fn member(&self) -> Option<&VerifiedPeer> {
         match self {
             Self::Member(peer) => Some(peer),
-            Self::External(_) | Self::ExternalPrincipal(_) | Self::Anonymous => None,
+            Self::ForeignCertificate(_) | Self::ExternalPrincipal(_) | Self::Anonymous => None,
         }
     }
 
@@ -181,7 +181,7 @@ impl TlsClient {
             Self::Member(peer) => {
                 (Some(peer.id), Arc::default(), Some(expiry_instant(peer.not_after)))
             }
-            Self::External(peer) => {
+            Self::ForeignCertificate(peer) => {
                 let SpiffeId { account, trust_domain } = &peer.id;
                 let name = format!("{}.{}.{trust_domain}", account.name, account.namespace);
                 let names = Name::new(&name).into_iter().collect();
@@ -263,7 +263,7 @@ fn identify_client(
             if accepted_clients != AcceptedClients::Members
                 && !certificates.is_some_and(|chain| is_member_chain(roots, chain, now)) =>
         {
-            Ok(TlsClient::External(peer))
+            Ok(TlsClient::ForeignCertificate(peer))
         }
         (Ok(Some(peer)), _) => Ok(TlsClient::Member(peer)),
         (Ok(None), _) if accepted_clients == AcceptedClients::Anyone => Ok(TlsClient::Anonymous),

@@ -39,7 +39,7 @@ impl TrafficReporter {
 
     /// Returns a report of the changes since the last report; `None` if no request has ended and no connection
     /// was opened since.
-    pub(crate) fn take_changes(&mut self, now: Instant) -> Option<TrafficReport> {
+    pub(crate) fn take_report(&mut self, now: Instant) -> Option<TrafficReport> {
         let changes = self.change_tracker.take_changes(MAX_SERIES, MAX_RULES);
         let usage = read_stat_usage(std::process::id()).ok();
         let cpu_time = usage.map_or(self.reported_cpu_time, |usage| usage.cpu);
@@ -134,7 +134,7 @@ mod tests {
         };
         metrics.count_opened(metrics.series_id(&labels("tcp")));
         metrics.count_opened(metrics.series_id(&labels("outside")));
-        let report = reporter.take_changes(started + Duration::from_secs(5)).unwrap();
+        let report = reporter.take_report(started + Duration::from_secs(5)).unwrap();
         let opened: Vec<_> = report.series.iter().map(|series| series.opened).collect();
         assert_eq!(opened, [Some(1), Some(1)]);
     }
@@ -146,7 +146,7 @@ mod tests {
         let mut reporter = TrafficReporter::from_telemetry(Arc::clone(&telemetry));
         let started = Instant::now();
         reporter.start_stream(started);
-        assert_eq!(reporter.take_changes(started), None);
+        assert_eq!(reporter.take_report(started), None);
         let labels = RequestLabels {
             direction: "inbound",
             service: "bookinfo/ratings".to_owned(),
@@ -164,7 +164,7 @@ mod tests {
             bytes_out: 2,
         };
         metrics.record_request(metrics.series_id(&labels), &outcome);
-        let report = reporter.take_changes(started + Duration::from_secs(5)).unwrap();
+        let report = reporter.take_report(started + Duration::from_secs(5)).unwrap();
         assert_eq!(report.span, Duration::from_secs(5));
         assert!(report.memory_kib > 0);
         let [series] = &report.series[..] else { panic!("{report:?}") };
@@ -173,12 +173,12 @@ mod tests {
         assert_eq!((series.request_count(), series.failed, series.durations.len()), (1, 1, 1));
         assert_eq!(series.opened, None, "requests are not opened");
         assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
-        assert_eq!(reporter.take_changes(started + Duration::from_secs(10)), None);
+        assert_eq!(reporter.take_report(started + Duration::from_secs(10)), None);
         metrics.record_request(metrics.series_id(&labels), &outcome);
-        let report = reporter.take_changes(started + Duration::from_secs(15)).unwrap();
+        let report = reporter.take_report(started + Duration::from_secs(15)).unwrap();
         assert_eq!(report.span, Duration::from_secs(5), "idle time is not reported");
         metrics.record_request(metrics.series_id(&labels), &outcome);
         reporter.start_stream(started + Duration::from_secs(3600));
-        assert_eq!(reporter.take_changes(started + Duration::from_secs(3605)), None);
+        assert_eq!(reporter.take_report(started + Duration::from_secs(3605)), None);
     }
 }

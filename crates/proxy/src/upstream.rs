@@ -1,5 +1,6 @@
-//! Holds the upstreams of one data thread: service endpoints, reached over links or pooled connections, and the
-//! local application. Requests check out connections here, after an endpoint has been picked.
+//! Holds the upstreams of one data thread: service endpoints, reached over links (connections between two sidecars
+//! that carry many streams) or pooled connections, and the local application. Requests check out connections here,
+//! after an endpoint has been picked.
 
 pub(crate) use attempt_target::AttemptTarget;
 use std::cell::{Cell, RefCell};

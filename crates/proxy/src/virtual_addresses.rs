@@ -62,8 +62,8 @@ impl VirtualAddresses {
         evicted_lines.chain(assigned_lines).collect()
     }
 
-    /// Returns the virtual address of a service, and assigns one if necessary. A full table evicts the least
-    /// recently used service. Returns `None` if all addresses are in use.
+    /// Returns the virtual address of a service, and the way in which the service received it. Assigns an address if
+    /// necessary. A full table evicts the least recently used service. Returns `None` if all addresses are in use.
     pub(crate) fn virtual_address(
         &self,
         service: &ServiceName,
@@ -206,10 +206,10 @@ mod tests {
     fn addresses_of_other_networks_have_no_service() {
         let virtual_addresses = VirtualAddresses::default();
         let (address, _) = virtual_addresses.virtual_address(&service_name("one")).unwrap();
-        let [.., a, b] = to_v6(address).segments();
+        let [.., high, low] = to_v6(address).segments();
         for network in ["::", "fd6c:656e:6f00:f1::", "fd6c:656e:6f00:f0:0:1::"] {
             let network = u128::from(network.parse::<Ipv6Addr>().unwrap());
-            let host = (u128::from(a) << 16) | u128::from(b);
+            let host = (u128::from(high) << 16) | u128::from(low);
             assert_eq!(virtual_addresses.service_at(Ipv6Addr::from(network | host).into()), None);
         }
     }

@@ -71,7 +71,7 @@ fn too_many_documents(position: TextPosition) -> SyntaxError {
     SyntaxError::new(position, problem, "split the file")
 }
 
-/// Removes the byte order marks at the starts of documents (YAML 1.2, 5.2): at the beginning of the text, and
+/// Removes the byte order marks at the starts of documents (YAML 1.2 §5.2): at the beginning of the text, and
 /// before and after a `---` line. Concatenated files contain them.
 fn remove_byte_order_marks(text: &str) -> Cow<'_, str> {
     if !text.contains(BYTE_ORDER_MARK) {
@@ -90,6 +90,7 @@ fn remove_byte_order_marks(text: &str) -> Cow<'_, str> {
     cleaned_text.into()
 }
 
+/// True if the line is a document marker, `---`, with or without content after it.
 fn begins_document(line: &str) -> bool {
     let after_marker = line.strip_prefix("---");
     after_marker.is_some_and(|text| text.is_empty() || text.starts_with(char::is_whitespace))
@@ -117,7 +118,7 @@ fn furthest_error(json_error: Option<SyntaxError>, yaml_error: SyntaxError) -> S
     }
 }
 
-/// Replaces each JSON surrogate pair (RFC 8259, 7) by one YAML escape, so that JSON with a comment parses as
+/// Replaces each JSON surrogate pair (RFC 8259 §7) by one YAML escape, so that JSON with a comment parses as
 /// YAML.
 fn replace_surrogates(text: &str) -> Cow<'_, str> {
     if !text.contains("\\u") {
@@ -132,17 +133,17 @@ fn replace_surrogates(text: &str) -> Cow<'_, str> {
             let digits = escape.get(offset..)?.strip_prefix("\\u")?.get(..4)?;
             u16::from_str_radix(digits, 16).ok()
         };
-        let units = [code_unit(0), code_unit(UNIT_BYTES)];
+        let units = [code_unit(0), code_unit(UNICODE_ESCAPE_BYTES)];
         let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
         let length = match decoded {
             Some(Ok(character)) if character.len_utf16() == 2 => {
                 replaced_text.push_str(&format!("\\U{:08X}", u32::from(character)));
-                2 * UNIT_BYTES
+                2 * UNICODE_ESCAPE_BYTES
             }
-            // An unpaired surrogate is no character.
+            // An unpaired surrogate is not a character.
             Some(Err(_)) => {
                 replaced_text.push_str("\\uFFFD");
-                UNIT_BYTES
+                UNICODE_ESCAPE_BYTES
             }
             Some(Ok(_)) | None => {
                 // Consumes the whole escape: the second of two backslashes does not begin another escape.
@@ -174,7 +175,7 @@ fn parse_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>
 }
 
 /// Replaces the tabs after the colon at which the parser failed by spaces; `None` if the error has another reason. YAML 1.2
-/// (6.2, 8.2.2) allows tabs there, but the parser does not.
+/// (§6.2 and §8.2.2) allows tabs there, but the parser does not.
 fn replace_tabs(text: &str, error: &ScanError) -> Option<String> {
     if !error.info().starts_with(TAB_AFTER_COLON) {
         return None;
@@ -195,14 +196,14 @@ pub(crate) struct DocumentNode {
 
 impl DocumentNode {
     /// Moves the node and its descendants down by this number of lines.
-    pub(crate) fn shift_lines(&mut self, lines: u32) {
-        self.position.line = self.position.line.saturating_add(lines);
+    pub(crate) fn shift_lines(&mut self, line_count: u32) {
+        self.position.line = self.position.line.saturating_add(line_count);
         match &mut self.value {
-            NodeValue::List(list) => list.iter_mut().for_each(|node| node.shift_lines(lines)),
+            NodeValue::List(list) => list.iter_mut().for_each(|node| node.shift_lines(line_count)),
             NodeValue::Map(map) => {
                 for (key, value) in map {
-                    key.shift_lines(lines);
-                    value.shift_lines(lines);
+                    key.shift_lines(line_count);
+                    value.shift_lines(line_count);
                 }
             }
             NodeValue::Null
@@ -305,6 +306,7 @@ enum CollectionContent {
 }
 
 impl TreeBuilder {
+    /// Adds the value that an event of the parser begins, completes or copies to the tree.
     fn handle_event(
         &mut self,
         event: Event<'_>,
@@ -425,6 +427,7 @@ impl TreeBuilder {
         Ok(())
     }
 
+    /// Adds a document, unless it is empty.
     fn add_document(&mut self, node: DocumentNode) -> Result<(), SyntaxError> {
         if matches!(node.value, NodeValue::Null) {
             return Ok(());
@@ -514,7 +517,7 @@ fn is_number(text: &str) -> bool {
 
 /// Maximum number of documents per text.
 const MAX_DOCUMENTS: usize = 10_000;
-/// Maximum number of values per file; each takes about 100 bytes while parsing.
+/// Maximum number of nodes per file; each takes about 100 bytes while parsing.
 const MAX_NODES: usize = 500_000;
 /// Maximum number of commas and brackets per file; each takes up to 400 bytes while parsing.
 const MAX_BRACKETS: usize = 500_000;
@@ -532,7 +535,7 @@ const MAX_REREAD_BYTES: usize = 64 << 20;
 /// U+FEFF, with which some editors begin UTF-8 files.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The length of `\uXXXX` in bytes.
-const UNIT_BYTES: usize = 6;
+const UNICODE_ESCAPE_BYTES: usize = 6;
 /// The hint for a syntax error.
 const SYNTAX_HINT: &str =
     "correct the syntax; until then the file's last valid state stays in force";

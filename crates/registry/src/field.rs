@@ -87,7 +87,7 @@ impl<'a> Field<'a> {
         self.node.position
     }
 
-    /// Records a problem with this field.
+    /// Records a problem with this field, so that the document is rejected. Other fields can be read nevertheless.
     pub(crate) fn reject(&self, problem: impl Into<String>, hint: impl Into<String>) {
         self.add_problem(self.new_diagnostic(problem.into(), hint.into()));
     }
@@ -117,7 +117,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Records a warning.
+    /// Records a warning about this field. It does not reject the document.
     pub(crate) fn warn(&self, problem: impl Into<String>, hint: impl Into<String>) {
         let diagnostic = self.new_diagnostic(problem.into(), hint.into());
         self.diagnostics.warnings.borrow_mut().push(diagnostic);
@@ -184,7 +184,7 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// Returns the first line of the value.
+    /// Returns the first line of the value, counted from 1.
     pub(crate) fn line(&self) -> u32 {
         self.node.position.line
     }
@@ -461,7 +461,7 @@ impl<'a> Field<'a> {
         examples: &[MapEntries],
     ) -> Option<MapFields<'a>> {
         if !matches!(self.node.value, NodeValue::Map(_)) {
-            self.reject_scalar(known_keys, examples);
+            self.reject_non_map(known_keys, examples);
             return None;
         }
         let fields = self.read_any_fields()?;
@@ -471,7 +471,7 @@ impl<'a> Field<'a> {
 
     /// Records the problem that the value is not a map. If it is a scalar, maps that contain it are candidates for a
     /// proposal: first `examples`, then a map with the scalar under each key.
-    fn reject_scalar(&self, known_keys: &[&'static str], examples: &[MapEntries]) {
+    fn reject_non_map(&self, known_keys: &[&'static str], examples: &[MapEntries]) {
         let (problem, quoted) = (self.not_a_map_problem(), self.quoted_value());
         let hint = format!("write a map; its fields are {}", join_with_and(known_keys));
         // A truncated or escaped text cannot be repeated in a proposal.

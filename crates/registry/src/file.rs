@@ -121,11 +121,11 @@ impl UncertainFile {
     }
 }
 
-/// Reads the documents of a text. Returns the objects with the first lines of their documents, and the
-/// rejections. The second definition of an object is rejected.
+/// Reads the documents of a text; `file` is its file name in locations. Returns the objects with the first lines of their
+/// documents, and the rejections. The second definition of an object is rejected.
 #[must_use]
-pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<RejectedDocument>) {
-    let reading = FileReading::from_text(name, text, &[]);
+pub fn read_str(file: &str, text: &str) -> (Vec<(Object, u32)>, Vec<RejectedDocument>) {
+    let reading = FileReading::from_text(file, text, &[]);
     let documents = reading.documents.into_iter();
     (
         documents.map(|document| (document.object, document.position.line)).collect(),

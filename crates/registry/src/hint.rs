@@ -27,18 +27,18 @@ pub(crate) enum Replacement {
 /// Entries of a map: keys and values. The value `None` stands for the scalar that the map replaces.
 pub(crate) type MapEntries = Vec<(&'static str, Option<&'static str>)>;
 
-/// Applies the replacement of each problem to a copy of the document. If the replacement is rejected as well, its
-/// problem is reported instead. `read` returns the problems of a document.
-pub(crate) fn apply_hints(
+/// Returns the problems to report. Applies the replacement of each problem to a copy of the document: if the replacement is
+/// rejected as well, its problem is reported instead. `read` returns the problems of a document.
+pub(crate) fn verify_hints(
     node: &DocumentNode,
     problems: Vec<FieldDiagnostic>,
     read: impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
 ) -> Vec<FieldDiagnostic> {
     let mut remaining_map_attempts = MAX_MAP_ATTEMPTS;
     let mut reported_problems: Vec<FieldDiagnostic> = Vec::new();
-    let consequences = find_consequences_of_misspellings(node, &problems, &read);
+    let consequence_indices = find_consequences_of_misspellings(node, &problems, &read);
     for (index, diagnostic) in problems.into_iter().enumerate() {
-        if consequences.contains(&index) {
+        if consequence_indices.contains(&index) {
             continue;
         }
         for diagnostic in verify_hint(node, diagnostic, &read, &mut remaining_map_attempts) {
@@ -62,7 +62,7 @@ fn find_consequences_of_misspellings(
     problems: &[FieldDiagnostic],
     read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
 ) -> BTreeSet<usize> {
-    let mut consequences = BTreeSet::new();
+    let mut consequence_indices = BTreeSet::new();
     for diagnostic in problems {
         let Some(replacement @ Replacement::Key(_)) = &diagnostic.replacement else { continue };
         let path = path_after_replacement(&diagnostic.field, replacement);
@@ -89,11 +89,11 @@ fn find_consequences_of_misspellings(
                 remaining.field == other.field && remaining.problem == other.problem
             })
         };
-        consequences.extend(
+        consequence_indices.extend(
             enclosing_problems.iter().filter(|(_, other)| !remains(other)).map(|(index, _)| *index),
         );
     }
-    consequences
+    consequence_indices
 }
 
 /// Applies the replacement of one problem. Returns the problem if the replacement is accepted, otherwise the

@@ -1,6 +1,7 @@
 //! Reads documents of all supported kinds: kind and metadata here, and the `spec` in the module of the kind.
 //!
-//! A reader continues after an invalid field if it can, so that all problems of a document are reported together.
+//! A reader continues after an invalid field if it can, so that all problems of a document are reported together. A reader
+//! that returns `None` has recorded a problem.
 
 mod access_cert;
 mod access_policy;
@@ -66,7 +67,7 @@ pub(crate) fn read_document(file: Option<&str>, node: &DocumentNode) -> Document
     let object = read_object(&Field::root(node, &diagnostics), &diagnostics);
     let is_rejected = diagnostics.is_rejected();
     let (problems, warnings) = diagnostics.into_parts();
-    let problems = hint::apply_hints(node, problems, |node| find_problems(file, node));
+    let problems = hint::verify_hints(node, problems, |node| find_problems(file, node));
     let identity = DeclaredIdentity::from_node(node);
     let to_location = |diagnostic: &FieldDiagnostic| identity.diagnostic_location(file, diagnostic);
     let outcome = match object {
@@ -107,7 +108,7 @@ pub(crate) fn read_gateway_route(
     let (route, problems) = read_gateway_route_and_problems(node);
     let is_rejected = !problems.is_empty();
     let problems =
-        hint::apply_hints(node, problems, |node| read_gateway_route_and_problems(node).1);
+        hint::verify_hints(node, problems, |node| read_gateway_route_and_problems(node).1);
     let identity = DeclaredIdentity::from_node(node);
     let to_rejection = |diagnostic: FieldDiagnostic| RejectedDocument {
         location: identity.diagnostic_location(None, &diagnostic),

@@ -25,7 +25,7 @@ use leno_model::{
     WeightedBackend, Workload, is_only_parent,
 };
 
-use self::suggestion::{existing_names, suggest_name};
+use self::suggestion::{existing_objects, suggest_name};
 use crate::rejections::{DocumentLocation, Warning};
 use crate::suggest::{closest_word, join_with_or};
 
@@ -43,12 +43,12 @@ pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
             Object::HttpRoute(route) => {
                 index.lint_route(route, &mut collector);
                 index.lint_conflicts(route, &mut collector);
-                index.lint_repeated(route, &mut collector);
+                index.lint_repeated_matches(route, &mut collector);
                 anchoring::lint_route(route, &mut collector);
             }
             Object::GrpcRoute(route) => {
                 index.lint_route(route, &mut collector);
-                index.lint_repeated(route, &mut collector);
+                index.lint_repeated_matches(route, &mut collector);
             }
             Object::TlsRoute(route) => index.lint_tls_route(route, &mut collector),
             Object::TrafficTarget(target) => index.lint_target(target, &mut collector),
@@ -432,7 +432,7 @@ impl<'a> ObjectIndex<'a> {
                 suggest_name(
                     &name.namespace,
                     &name.name,
-                    existing_names!(self.services.keys()),
+                    existing_objects!(self.services.keys()),
                     "add the Service",
                 ),
             );
@@ -466,7 +466,7 @@ impl<'a> ObjectIndex<'a> {
                         suggest_name(
                             &route.namespace,
                             &route.name,
-                            existing_names!(self.tcp_routes.iter()),
+                            existing_objects!(self.tcp_routes.iter()),
                             "add the TCPRoute",
                         ),
                     );
@@ -485,7 +485,7 @@ impl<'a> ObjectIndex<'a> {
                     suggest_name(
                         &account.namespace,
                         &account.name,
-                        existing_names!(self.accounts.iter()),
+                        existing_objects!(self.accounts.iter()),
                         "add a Workload with this account",
                     ),
                 );
@@ -508,7 +508,7 @@ impl<'a> ObjectIndex<'a> {
                 suggest_name(
                     &name.namespace,
                     &name.name,
-                    existing_names!(self.route_groups.keys()),
+                    existing_objects!(self.route_groups.keys()),
                     "add the HTTPRouteGroup",
                 ),
             );

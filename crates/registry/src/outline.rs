@@ -3,8 +3,8 @@
 
 use crate::document::{DocumentNode, NodeValue, TextPosition, parse_unexpanded_documents};
 
-/// Returns the scalar values of the first document of a text with their paths, such as `spec.a[0].b`; `None` if
-/// the text is not YAML or is empty.
+/// Returns the scalar values of the first document of a text, as pairs of a path such as `spec.a[0].b` and its value; `None`
+/// if the text is not YAML, or has no values.
 #[must_use]
 pub fn outline_document(text: &str) -> Option<Vec<(String, String)>> {
     let documents = parse_unexpanded_documents(text).ok()?;

@@ -1,8 +1,8 @@
-//! Checks regular expressions before sidecars compile them.
+//! Checks patterns, which are regular expressions, before sidecars compile them.
 
 use regex::RegexBuilder;
 
-/// Checks that an expression compiles in both forms that sidecars use: as written, and anchored to the full value.
+/// Checks that a pattern compiles in both forms that sidecars use: as written, and anchored to the full value.
 ///
 /// # Errors
 /// A short description of the problem.
@@ -10,7 +10,7 @@ pub(crate) fn check_pattern(pattern: &str) -> Result<(), String> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return Err(format!("longer than {MAX_PATTERN_BYTES} bytes"));
     }
-    // The expression is first compiled as written: `a)(b` would be valid only within the parentheses added for anchoring.
+    // The pattern is first compiled as written: `a)(b` would be valid only within the parentheses added for anchoring.
     for expression in [pattern.to_owned(), format!("^(?:{pattern})$")] {
         RegexBuilder::new(&expression)
             .size_limit(MAX_COMPILED_BYTES)
@@ -34,9 +34,9 @@ fn describe_error(error: &regex::Error) -> String {
     }
 }
 
-/// Maximum length of an expression, to bound the work of compiling it.
+/// Maximum length of a pattern in bytes, to bound the work of compiling it.
 const MAX_PATTERN_BYTES: usize = 4096;
-/// Maximum size of a compiled expression, the same as in sidecars.
+/// Maximum size of a compiled pattern in bytes, the same as in sidecars.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 #[cfg(test)]

@@ -89,6 +89,7 @@ impl DirectoryIdentity {
 #[derive(Debug)]
 pub(crate) enum FileContent {
     Text(String),
+    /// The file cannot be read, exceeds a bound, or is not UTF-8.
     Unreadable(RejectedDocument),
     /// The file was deleted since it was listed, or its content was not requested.
     Absent,
@@ -225,15 +226,18 @@ impl Scan {
         self.needs_retry = true;
     }
 
+    /// Rejects a path that does not exist, and retains the objects read from it before.
     fn reject_missing(&mut self, path: &Path, problem: &str, hint: &str) {
         self.add_vanished_path(path);
         self.reject_path(path, problem, hint);
     }
 
+    /// Adds the rejection of a path, which alone does not retain any objects.
     fn reject_path(&mut self, path: &Path, problem: &str, hint: &str) {
         self.rejected.push(path_rejection(path, problem, hint));
     }
 
+    /// Rejects a path that cannot be read, and retains the objects read from it before.
     fn reject_unreadable(&mut self, path: &Path, error: &io::Error) {
         self.add_vanished_path(path);
         let problem = format!("cannot be read ({error})");

@@ -46,19 +46,21 @@ pub(crate) fn join_with_and(words: &[&str]) -> String {
 /// Returns the edit distance: insertions, deletions, replacements and swaps of neighbors.
 fn edit_distance(source: &[char], target: &[char]) -> usize {
     let mut rows: Vec<Vec<usize>> = vec![(0..=target.len()).collect()];
-    for (i, source_character) in source.iter().enumerate() {
-        let previous_row = &rows[i];
-        let mut row = vec![i + 1];
-        for (j, target_character) in target.iter().enumerate() {
+    for (source_index, source_character) in source.iter().enumerate() {
+        let previous_row = &rows[source_index];
+        let mut row = vec![source_index + 1];
+        for (target_index, target_character) in target.iter().enumerate() {
             let replacement_distance =
-                previous_row[j] + usize::from(source_character != target_character);
-            let mut distance = replacement_distance.min(previous_row[j + 1] + 1).min(row[j] + 1);
-            let is_swap = i > 0
-                && j > 0
-                && *source_character == target[j - 1]
-                && source[i - 1] == *target_character;
+                previous_row[target_index] + usize::from(source_character != target_character);
+            let mut distance = replacement_distance
+                .min(previous_row[target_index + 1] + 1)
+                .min(row[target_index] + 1);
+            let is_swap = source_index > 0
+                && target_index > 0
+                && *source_character == target[target_index - 1]
+                && source[source_index - 1] == *target_character;
             if is_swap {
-                distance = distance.min(rows[i - 1][j - 1] + 1);
+                distance = distance.min(rows[source_index - 1][target_index - 1] + 1);
             }
             row.push(distance);
         }

@@ -7,9 +7,9 @@ pub(crate) fn replacement_hint(kind: &str) -> Option<&'static str> {
 }
 
 /// Returns Leno's kind for another system's term, ignoring case; `None` if the term is unknown.
-pub(crate) fn kind_for_synonym(kind: &str) -> Option<&'static str> {
+pub(crate) fn kind_for_synonym(term: &str) -> Option<&'static str> {
     let is_synonym =
-        |synonyms: &&[&str]| synonyms.iter().any(|synonym| synonym.eq_ignore_ascii_case(kind));
+        |synonyms: &&[&str]| synonyms.iter().any(|synonym| synonym.eq_ignore_ascii_case(term));
     let (_, kind_name) = SYNONYMS.iter().find(|(synonyms, _)| is_synonym(synonyms))?;
     Some(kind_name)
 }

@@ -28,7 +28,7 @@ use crate::scan::{ContentMode, DirectoryIdentity, has_supported_extension, scan_
 /// [`WatchError`] if the task that reads the files panicked; the objects that were sent remain valid.
 pub async fn watch_source(
     source: FileSource,
-    updates: Sender<RegistryUpdate>,
+    update_sender: Sender<RegistryUpdate>,
     reload_requests: Arc<Notify>,
 ) -> Result<(), WatchError> {
     let file_events = Arc::new(Notify::new());
@@ -54,7 +54,7 @@ pub async fn watch_source(
             });
         if is_changed || is_reload_requested {
             last_update = Some(RegistryUpdate { changes: Vec::new(), ..update.clone() });
-            if updates.send(update).await.is_err() {
+            if update_sender.send(update).await.is_err() {
                 return Ok(());
             }
         }
@@ -63,7 +63,7 @@ pub async fn watch_source(
         let next_reload = watched_source.source.next_reload_at().map(Instant::from_std);
         let next_reading = next_poll.into_iter().chain(next_reload).min();
         (is_reload_requested, first_event_at) = tokio::select! {
-            () = updates.closed() => return Ok(()),
+            () = update_sender.closed() => return Ok(()),
             () = reload_requests.notified() => (true, None),
             // While the content of a file is uncertain, the time of the event that made it uncertain is retained.
             event_at = wait_until_quiet(&file_events, next_reading) => {
@@ -252,7 +252,8 @@ impl RelevantPaths {
             EventKind::Access(_) | EventKind::Modify(notify::event::ModifyKind::Data(_))
         );
         let is_relevant_child = |path: &PathBuf| {
-            let is_listed = path.parent().is_some_and(|dir| self.directories.contains(dir));
+            let is_listed =
+                path.parent().is_some_and(|directory| self.directories.contains(directory));
             // Writes to other files, such as logs, are irrelevant.
             is_listed && (!is_data_event || has_supported_extension(path))
         };
@@ -312,8 +313,10 @@ impl ResolvedPath {
 
 /// Returns the components of a path in reverse order.
 fn reversed_components(path: &Path) -> Vec<OsString> {
-    let names =
-        path.components().rev().filter(|c| !matches!(c, Component::RootDir | Component::CurDir));
+    let names = path
+        .components()
+        .rev()
+        .filter(|component| !matches!(component, Component::RootDir | Component::CurDir));
     names.map(|component| component.as_os_str().to_owned()).collect()
 }
 

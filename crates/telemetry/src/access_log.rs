@@ -223,8 +223,8 @@ struct LineWriter<'a> {
 
 impl LineWriter<'_> {
     fn write_millis(&mut self, duration: Duration) {
-        let us = duration.as_micros();
-        self.write_formatted(format_args!("{}.{:03}", us / 1000, us % 1000));
+        let micros = duration.as_micros();
+        self.write_formatted(format_args!("{}.{:03}", micros / 1000, micros % 1000));
     }
 
     fn write_string(&mut self, text: &str) {

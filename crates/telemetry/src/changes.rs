@@ -1,5 +1,5 @@
 //! Computes the changes of all request series and rule matches since the previous reading, for traffic reports to
-//! the control plane.
+//! the control plane. A reading is one call of [`ChangeTracker::take_changes`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -296,20 +296,20 @@ mod tests {
     fn each_reading_returns_changes_only() {
         let telemetry = Telemetry::new();
         let (first_shard, second_shard) = (telemetry.new_shard(), telemetry.new_shard());
-        let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
-        assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
+        let mut tracker = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
+        assert_eq!(tracker.take_changes(9, 9), TelemetryChanges::default());
         let ratings = request_labels("outbound", "a/ratings");
         count_request(&first_shard, &ratings, 200, None);
         count_request(&second_shard, &ratings, 503, Some("no-endpoint"));
-        let first = changes.take_changes(9, 9).series;
+        let first = tracker.take_changes(9, 9).series;
         assert_eq!((first.len(), first[0].request_count(), first[0].failed), (1, 2, 1));
         assert_eq!(first[0].classes, [0, 0, 1, 0, 0, 1]);
         assert_eq!(first[0].reasons, BTreeMap::from([("no-endpoint", 1)]));
         assert_eq!((first[0].bytes_in, first[0].bytes_out), (6, 10));
         assert_eq!(first[0].durations.count(), 2);
-        assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
+        assert_eq!(tracker.take_changes(9, 9), TelemetryChanges::default());
         count_request(&first_shard, &ratings, 200, None);
-        let second = changes.take_changes(9, 9).series;
+        let second = tracker.take_changes(9, 9).series;
         assert_eq!((second[0].request_count(), second[0].failed, second[0].bytes_in), (1, 0, 3));
         assert_eq!((second[0].durations.count(), second[0].reasons.len()), (1, 0));
     }
@@ -318,14 +318,14 @@ mod tests {
     fn an_open_connection_is_reported_before_its_end() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
+        let mut tracker = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
         let cache = RequestLabels { protocol: "tcp", ..request_labels("outbound", "a/cache") };
         (0..3).for_each(|_| shard.count_opened(shard.series_id(&cache)));
-        let first = changes.take_changes(9, 9).series;
+        let first = tracker.take_changes(9, 9).series;
         assert_eq!((first.len(), first[0].opened, first[0].request_count()), (1, 3, 0));
-        assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
+        assert_eq!(tracker.take_changes(9, 9), TelemetryChanges::default());
         count_request(&shard, &cache, 0, None);
-        let second = changes.take_changes(9, 9).series;
+        let second = tracker.take_changes(9, 9).series;
         assert_eq!((second[0].opened, second[0].request_count(), second[0].failed), (0, 1, 0));
     }
 
@@ -333,16 +333,16 @@ mod tests {
     fn a_request_with_a_stream_counts_once() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut changes = ChangeTracker::from_telemetry(telemetry);
+        let mut tracker = ChangeTracker::from_telemetry(telemetry);
         let events = request_labels("outbound", "a/events");
         let series = shard.series_id(&events);
         (0..3).for_each(|_| shard.count_stream_opened(series));
         count_request(&shard, &events, 200, None);
-        let first = changes.take_changes(9, 9).series;
+        let first = tracker.take_changes(9, 9).series;
         assert_eq!((first[0].distinct_request_count(), first[0].request_count()), (4, 1));
         shard.count_stream_ended(series);
         count_request(&shard, &events, 200, None);
-        let second = changes.take_changes(9, 9).series;
+        let second = tracker.take_changes(9, 9).series;
         assert_eq!((second[0].distinct_request_count(), second[0].request_count()), (0, 1));
     }
 
@@ -409,28 +409,28 @@ mod tests {
     fn rule_matches_are_reported_with_requests_and_the_busiest_rules_first() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
+        let mut tracker = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
         let rule = |name: &str| RuleLabels { name: name.to_owned(), ..RuleLabels::default() };
         for (name, matches) in [("a", 1), ("b", 3), ("c", 2)] {
             (0..matches).for_each(|_| shard.count_match(shard.rule_number(&rule(name))));
         }
-        assert_eq!(changes.take_changes(9, 2), TelemetryChanges::default(), "no request has ended");
+        assert_eq!(tracker.take_changes(9, 2), TelemetryChanges::default(), "no request has ended");
         let reported = |changes: TelemetryChanges| -> Vec<(String, u64)> {
             changes.rules.into_iter().map(|change| (change.labels.name, change.matches)).collect()
         };
         let rule_matches = |name: &str, matches| (name.to_owned(), matches);
         count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
         assert_eq!(
-            reported(changes.take_changes(9, 2)),
+            reported(tracker.take_changes(9, 2)),
             [rule_matches("b", 3), rule_matches("c", 2)]
         );
         shard.count_match(shard.rule_number(&rule("b")));
         count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
         assert_eq!(
-            reported(changes.take_changes(9, 2)),
+            reported(tracker.take_changes(9, 2)),
             [rule_matches("a", 1), rule_matches("b", 1)]
         );
         count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
-        assert_eq!(reported(changes.take_changes(9, 2)), []);
+        assert_eq!(reported(tracker.take_changes(9, 2)), []);
     }
 }

@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn the_condition_lasts_for_a_minute_after_the_last_dropped_line() {
         let start = Instant::now();
-        let mut lines = DroppedLines::default();
+        let mut dropped_lines = DroppedLines::default();
         for (seconds, dropped_count, expected) in [
             (0, 0, 0),
             (2, 5, 5),
@@ -60,7 +60,8 @@ mod tests {
             (200, 7, 0),
             (202, 8, 1),
         ] {
-            let count = lines.record_count(dropped_count, start + Duration::from_secs(seconds));
+            let count =
+                dropped_lines.record_count(dropped_count, start + Duration::from_secs(seconds));
             assert_eq!(count, expected, "after {seconds} s");
         }
     }

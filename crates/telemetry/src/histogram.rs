@@ -142,13 +142,13 @@ fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Returns the bucket of a number of microseconds. Below 8 it is the number itself; otherwise it is determined
+/// Returns the bucket of a number of microseconds. Below 16 it is the number itself; otherwise it is determined
 /// by the position of the first bit and the three bits after it.
 fn bucket_index(us: u64) -> usize {
     let us = us.min(MAX_MICROS);
     let shift = us.max(STEPS_PER_DOUBLING).ilog2() - STEP_BITS;
     let step = us >> shift;
-    // Below 16 the step is the number itself; every further power of two adds eight buckets.
+    // Below 16 the shift is 0; every further power of two adds eight buckets.
     usize::try_from(u64::from(shift) * STEPS_PER_DOUBLING + step).unwrap_or(BUCKETS - 1)
 }
 
@@ -192,13 +192,15 @@ mod tests {
     fn buckets_follow_each_other_without_gap() {
         let mut expected_start = 0;
         for index in 0..BUCKETS {
-            let (from, to) = bucket_bounds(index);
-            assert_eq!(from, expected_start, "{index}");
-            assert_eq!(bucket_index(from), index);
-            assert_eq!(bucket_index(to - 1), index);
+            let (lower, upper) = bucket_bounds(index);
+            assert_eq!(lower, expected_start, "{index}");
+            assert_eq!(bucket_index(lower), index);
+            assert_eq!(bucket_index(upper - 1), index);
             let middle = bucket_middle(index);
-            assert!(middle >= Duration::from_micros(from) && middle < Duration::from_micros(to));
-            expected_start = to;
+            assert!(
+                middle >= Duration::from_micros(lower) && middle < Duration::from_micros(upper)
+            );
+            expected_start = upper;
         }
         assert_eq!(expected_start, MAX_MICROS + 1);
         assert_eq!(bucket_index(u64::MAX), BUCKETS - 1);
@@ -222,11 +224,12 @@ mod tests {
             histogram.record(Duration::from_millis(ms));
         }
         let upper_limits: Vec<_> = [4, 60, 6_000].map(Duration::from_millis).into();
-        let counts: Vec<_> = histogram.cumulative_counts(&upper_limits).map(|(_, c)| c).collect();
+        let counts: Vec<_> =
+            histogram.cumulative_counts(&upper_limits).map(|(_, count)| count).collect();
         assert_eq!(counts, [3, 4, 5]);
     }
 
-    /// The exact value of a rank in a sorted list.
+    /// Returns the element of a sorted list that the given share of its elements does not exceed.
     fn exact_quantile(sorted: &[u64], share: f64) -> u64 {
         let rank = (share * sorted.len() as f64).ceil() as usize;
         sorted[rank.clamp(1, sorted.len()) - 1]

@@ -20,7 +20,8 @@ struct PeerLimits<K> {
 /// The limit of one peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogLimit {
-    /// The time from which the next line is permitted; `None` before the first line.
+    /// The time from which the next line is permitted; `None` before the first line. A time in the past permits a burst
+    /// of up to [`BURST_LINES`].
     permitted_from: Option<Instant>,
     /// The number of lines that were suppressed since the last permitted line.
     suppressed_count: u64,

@@ -68,7 +68,7 @@ pub fn sidecar_metrics() -> impl Iterator<Item = &'static MetricFamily> {
 
 /// Defines an enum of metric values, and the metrics they belong to. One entry is a metric with its label names and help
 /// text, followed by its values: an enum variant each, with the values of the labels.
-macro_rules! closed_list {
+macro_rules! metric_values {
     (
         $(#[doc = $about:literal])+
         $list:ident, $kind:ident;
@@ -108,7 +108,7 @@ macro_rules! closed_list {
     };
 }
 
-closed_list! {
+metric_values! {
     /// The counters of a shard, other than those of requests.
     Count, Counter;
     "leno_connections_opened_total" ["side"]
@@ -344,7 +344,7 @@ closed_list! {
     }
 }
 
-closed_list! {
+metric_values! {
     /// The gauges of a shard, which a thread increments and decrements.
     Gauge, Gauge;
     "leno_connections" ["side"]
@@ -373,7 +373,7 @@ closed_list! {
     }
 }
 
-closed_list! {
+metric_values! {
     /// The gauges of the whole process, which any thread sets.
     Level, Gauge;
     "leno_certificate_expiry_timestamp_seconds" []

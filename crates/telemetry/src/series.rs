@@ -144,7 +144,7 @@ pub(crate) struct SeriesCells {
     grpc_responses: OnceLock<Box<[[SingleWriterCell; CLASS_COUNT]; STATUS_COUNT]>>,
     bytes_in: SingleWriterCell,
     bytes_out: SingleWriterCell,
-    /// Opened TCP connections.
+    /// TCP connections that were opened or rejected.
     opened: SingleWriterCell,
     /// Opened streams of requests.
     streams_opened: SingleWriterCell,
@@ -226,7 +226,7 @@ pub(crate) struct SeriesTotals {
     pub(crate) requests: BTreeMap<OutcomeKey, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// Opened TCP connections.
+    /// TCP connections that were opened or rejected.
     pub(crate) opened: u64,
     /// Opened streams of requests.
     pub(crate) streams_opened: u64,

@@ -181,7 +181,7 @@ impl MetricsShard {
 }
 
 impl Telemetry {
-    /// Creates a shard for another thread. Shards are never removed: create one for each data core and one for
+    /// Creates a shard for another thread. Shards are never removed: create one for each data thread and one for
     /// the control thread at their start.
     #[must_use]
     pub fn new_shard(self: &Arc<Self>) -> MetricsShard {

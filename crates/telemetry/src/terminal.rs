@@ -65,6 +65,7 @@ mod tests {
 
     use super::*;
 
+    /// An error and its cause, if it has one. The first text is that of the error; the others are those of its causes.
     #[derive(Debug)]
     struct ErrorChain(Vec<String>, Option<Box<ErrorChain>>);
 

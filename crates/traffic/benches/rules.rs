@@ -32,7 +32,7 @@ use leno_traffic::outlier::{OutlierDetector, RequestResult};
 use leno_traffic::request_checks::{CheckedClient, CompiledChecks};
 use leno_traffic::retry::retry_pause;
 use leno_traffic::{
-    AttemptFailure, CompiledLimits, CompiledTagRules, FieldEdits, Lanes, retry_by_rule,
+    AttemptFailure, CompiledLimits, CompiledTagRules, FieldEdits, Lanes, may_retry_by_rule,
     select_tcp_backend,
 };
 
@@ -174,9 +174,9 @@ fn tcp_route(rule: TcpRule) -> TcpRule {
 #[library_benchmark]
 #[bench::retried(args = (retry_rule(), now()), config = limited_to(208))]
 fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRule, RetryBudget) {
-    budget.deposit();
-    assert!(retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &ATTEMPT));
-    assert!(budget.withdraw(black_box(now)));
+    budget.record_request();
+    assert!(may_retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &ATTEMPT));
+    assert!(budget.withdraw_retry(black_box(now)));
     black_box(retry_pause(&rule, 0, black_box(RANDOM_NUMBER)));
     (rule, budget)
 }

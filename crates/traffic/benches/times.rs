@@ -21,7 +21,7 @@ use leno_traffic::outlier::RequestResult;
 use leno_traffic::request_checks::CheckedClient;
 use leno_traffic::retry::retry_pause;
 use leno_traffic::{
-    AttemptFailure, FieldEdits, RequestView, pick_candidate, retry_by_rule, select_tcp_backend,
+    AttemptFailure, FieldEdits, RequestView, may_retry_by_rule, pick_candidate, select_tcp_backend,
 };
 
 use self::sample::{RANDOM_NUMBER, sample_request};
@@ -199,10 +199,14 @@ fn retry(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| {
         // Advances far enough that a retry is always available.
         now += Duration::from_secs(1);
-        budget.deposit();
-        let may_retry =
-            retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &conditions::ATTEMPT);
-        (may_retry && budget.withdraw(now)).then(|| retry_pause(&rule, 0, black_box(RANDOM_NUMBER)))
+        budget.record_request();
+        let may_retry = may_retry_by_rule(
+            &rule,
+            black_box(AttemptFailure::Response(503)),
+            &conditions::ATTEMPT,
+        );
+        (may_retry && budget.withdraw_retry(now))
+            .then(|| retry_pause(&rule, 0, black_box(RANDOM_NUMBER)))
     });
 }
 

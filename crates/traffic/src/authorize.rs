@@ -165,7 +165,7 @@ impl InboundAccess {
         request: &RequestView<'_>,
     ) -> Result<RequestPermit, Denial> {
         let applicable = self.current_rules(permit)?;
-        self.apply_mode(&applicable, self.evaluate_request(&applicable, request))
+        self.apply_dry_run(&applicable, self.evaluate_request(&applicable, request))
     }
 
     /// Authorizes opaque bytes to a port of the application. Rules with HTTP matches never allow bytes.
@@ -174,7 +174,7 @@ impl InboundAccess {
     /// The errors of [`Self::authorize_request`], except `no-policy-route`.
     pub fn authorize_tcp(&self, permit: &ConnectionPermit) -> Result<RequestPermit, Denial> {
         let applicable = self.current_rules(permit)?;
-        self.apply_mode(&applicable, self.evaluate_bytes(&applicable, permit.0.port))
+        self.apply_dry_run(&applicable, self.evaluate_bytes(&applicable, permit.0.port))
     }
 
     /// Checks the deny rules for opaque bytes that begin with an HTTP request, on a port of any protocol. Callers
@@ -188,7 +188,7 @@ impl InboundAccess {
         let policy_rules = self.policy_rules.as_ref().zip(applicable.policy_rules.as_ref());
         let result = policy_rules
             .and_then(|(policy_rules, rules)| policy_rules.evaluate_hidden_request(rules));
-        self.apply_mode(&applicable, result.unwrap_or(Ok(DecidedBy::NoRule))).map(drop)
+        self.apply_dry_run(&applicable, result.unwrap_or(Ok(DecidedBy::NoRule))).map(drop)
     }
 
     /// True if the rules may allow a request of this peer. [`Self::authorize_tcp`] may still reject opaque bytes that
@@ -237,7 +237,7 @@ impl InboundAccess {
         };
         let source_rules =
             applicable.source_rules.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
-        let allows = |rule: &CompiledAccess| {
+        let allows = |rule: &CompiledTargetRule| {
             rule.request_matchers.iter().any(|matcher| allows_path(matcher, request, path))
         };
         let allows_at = |rule_position: usize, match_position: usize| {
@@ -280,7 +280,7 @@ impl InboundAccess {
         let Some(target_rules) = &self.target_rules else {
             return Ok(DecidedBy::NoRule);
         };
-        let allows = |rule: &CompiledAccess| rule.allows_tcp_port(port);
+        let allows = |rule: &CompiledTargetRule| rule.allows_tcp_port(port);
         let source_rules = applicable.source_rules.as_ref();
         if let Some(position) = source_rules.and_then(|source_rules| {
             target_rules.find_allowing_rule(&source_rules.positions, allows)
@@ -293,7 +293,7 @@ impl InboundAccess {
 
     /// Converts a decision into a permit or a denial. With `defaultPolicy: dry-run`, denied requests are allowed and
     /// the denial is recorded in the permit, except for clients that only ingress rules can allow.
-    fn apply_mode(
+    fn apply_dry_run(
         &self,
         applicable: &ApplicableRules,
         result: PolicyResult,
@@ -316,7 +316,7 @@ impl InboundAccess {
         Arc::ptr_eq(&self.compilation, &permit.0.compilation)
     }
 
-    /// Returns the policy that allowed the request; `None` if it was allowed by default. For a would-be denial,
+    /// Returns the policy that allowed the request; `None` if the default policy allowed it. For a would-be denial,
     /// returns the policy that denies the request or allows it to other peers, if any.
     #[must_use]
     pub fn decision(&self, permit: RequestPermit) -> Option<&PolicyDecision> {
@@ -335,7 +335,7 @@ impl InboundAccess {
         }
     }
 
-    /// Returns the rules of a permit; they are looked up again if the permit comes from another compilation.
+    /// Returns a permit's rules, selected again if another compilation issued it; an error if the peer is rejected.
     fn current_rules<'a>(
         &self,
         permit: &'a ConnectionPermit,
@@ -381,7 +381,7 @@ impl InboundAccess {
     }
 
     /// Returns the rules for a peer without an identity. `TrafficTarget`s cannot name such a peer; access policies
-    /// and ingress rules apply to it.
+    /// and ingress rules apply to it. An error if the mutual TLS mode is strict and no ingress rule allows the peer.
     fn rules_without_identity(
         &self,
         port: u16,
@@ -482,10 +482,10 @@ struct CompilationId;
 /// The `TrafficTarget` rules of a workload, indexed by the sources that they allow.
 #[derive(Debug)]
 struct TargetRules {
-    rules: Box<[CompiledAccess]>,
+    rules: Box<[CompiledTargetRule]>,
     /// The rules of each source, found once per connection, so that requests compare no identities.
     by_source: BTreeMap<ServiceAccount, Arc<SourceRules>>,
-    /// An index of the requests that the rules allow, if there are many rules.
+    /// An index of the requests that the rules allow; absent for few rules (see [`MatchIndex::from_matches`]).
     index: Option<MatchIndex>,
 }
 
@@ -494,7 +494,7 @@ struct TargetRules {
 struct SourceRules {
     /// Positions in [`TargetRules::rules`].
     positions: Box<[usize]>,
-    /// An index of the requests that the rules allow, if there are many rules.
+    /// An index of the requests that the rules allow; absent for few rules (see [`MatchIndex::from_matches`]).
     index: Option<MatchIndex>,
 }
 
@@ -510,8 +510,8 @@ impl TargetRules {
                 }
             }
         }
-        let rules: Box<[CompiledAccess]> =
-            rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
+        let rules: Box<[CompiledTargetRule]> =
+            rules.iter().map(CompiledTargetRule::compile).collect::<Result<_, _>>()?;
         let with_matchers = |position: usize| {
             (position, rules.get(position).map_or(&[][..], |rule| &rule.request_matchers))
         };
@@ -538,7 +538,7 @@ impl TargetRules {
     fn find_allowing_rule(
         &self,
         candidates: &[usize],
-        allows: impl Fn(&CompiledAccess) -> bool,
+        allows: impl Fn(&CompiledTargetRule) -> bool,
     ) -> Option<usize> {
         let is_allowing = |position: &&usize| self.rules.get(**position).is_some_and(&allows);
         candidates.iter().find(is_allowing).copied()
@@ -547,7 +547,7 @@ impl TargetRules {
 
 /// One compiled `TrafficTarget` rule.
 #[derive(Debug)]
-struct CompiledAccess {
+struct CompiledTargetRule {
     decision: PolicyDecision,
     /// The allowed HTTP requests; none when empty.
     request_matchers: Box<[RequestMatcher]>,
@@ -555,7 +555,7 @@ struct CompiledAccess {
     tcp_ports: PortSet,
 }
 
-impl CompiledAccess {
+impl CompiledTargetRule {
     fn compile(rule: &AccessRule) -> Result<Self, InvalidPattern> {
         let request_matchers = rule.http.iter().map(RequestMatcher::compile_allowing);
         Ok(Self {

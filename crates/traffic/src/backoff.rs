@@ -15,6 +15,7 @@ pub fn backoff_delay(failures: u32, random: u64) -> Duration {
     let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
     let max_delay = MIN_DELAY.saturating_mul(factor).min(MAX_DELAY);
     let half_delay = max_delay / 2;
+    // Scales the random number, which is a fraction of 2^64.
     let jitter_ns = (u128::from(random) * (max_delay - half_delay).as_nanos()) >> 64;
     half_delay + Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX))
 }

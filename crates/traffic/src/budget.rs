@@ -7,8 +7,9 @@ use leno_model::RetryRule;
 /// The retry budget of one service in one thread.
 ///
 /// Each request adds a fraction of a retry to the balance, and each retry subtracts one. Retries are thus limited to
-/// [`SHARE_PERCENT`] of the requests, plus one retry per [`FLOOR_PERIOD`] while the balance is below the floor. A
-/// failing service is not overloaded by retries, and requests to a service with few requests can be retried.
+/// [`SHARE_PERCENT`] of the requests, plus one retry per [`FLOOR_PERIOD`] while the balance is below the floor of
+/// [`FLOOR_RETRIES`]. A failing service is not overloaded by retries, and requests to a service with few requests can
+/// be retried.
 #[derive(Debug, Clone)]
 pub struct RetryBudget {
     /// The available retries, in hundredths of a retry.
@@ -25,14 +26,14 @@ impl RetryBudget {
     }
 
     /// Adds the share of one request to the balance.
-    pub fn deposit(&mut self) {
+    pub fn record_request(&mut self) {
         let max_balance = MAX_BALANCE_RETRIES * RETRY;
         self.balance = self.balance.saturating_add(SHARE_PERCENT).min(max_balance);
     }
 
-    /// Subtracts one retry from the balance. Returns false if no retry is available.
+    /// Subtracts one retry from the balance. Returns true if the retry is allowed, and false if no retry is available.
     #[must_use]
-    pub fn withdraw(&mut self, now: Instant) -> bool {
+    pub fn withdraw_retry(&mut self, now: Instant) -> bool {
         self.refill(now);
         match self.balance.checked_sub(RETRY) {
             Some(remaining) => {
@@ -60,7 +61,7 @@ impl RetryBudget {
     }
 }
 
-/// The number of retries that a hundred requests add.
+/// The number of retries that a hundred requests add; that of Linkerd's default retry budget.
 pub const SHARE_PERCENT: u32 = 20;
 /// The floor: the balance in retries that is restored over time. It suffices for all retries of one request.
 pub const FLOOR_RETRIES: u32 = RetryRule::MAX_ATTEMPTS as u32;
@@ -76,25 +77,25 @@ const RETRY: u32 = 100;
 mod tests {
     use super::*;
 
-    /// Returns the number of allowed retries.
-    fn withdraw_times(budget: &mut RetryBudget, retries: usize, now: Instant) -> usize {
-        (0..retries).filter(|_| budget.withdraw(now)).count()
+    /// Withdraws this number of retries, and returns the number of allowed retries.
+    fn withdraw_retries(budget: &mut RetryBudget, retries: usize, now: Instant) -> usize {
+        (0..retries).filter(|_| budget.withdraw_retry(now)).count()
     }
 
     #[test]
     fn retries_are_a_fifth_of_the_requests_above_the_floor() {
         let now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(withdraw_times(&mut budget, 20, now), 10);
+        assert_eq!(withdraw_retries(&mut budget, 20, now), 10);
         for _ in 0..50 {
-            budget.deposit();
+            budget.record_request();
         }
-        assert_eq!(withdraw_times(&mut budget, 50, now), 10);
+        assert_eq!(withdraw_retries(&mut budget, 50, now), 10);
         // A total failure: every request is retried as often as possible.
         let retry_count: usize = (0..1_000)
             .map(|_| {
-                budget.deposit();
-                withdraw_times(&mut budget, 3, now)
+                budget.record_request();
+                withdraw_retries(&mut budget, 3, now)
             })
             .sum();
         assert_eq!(retry_count, 200);
@@ -104,22 +105,22 @@ mod tests {
     fn the_floor_is_restored_over_time_and_the_balance_is_bounded() {
         let mut now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(withdraw_times(&mut budget, 10, now), 10);
+        assert_eq!(withdraw_retries(&mut budget, 10, now), 10);
         now += FLOOR_PERIOD;
-        assert_eq!(withdraw_times(&mut budget, 3, now), 1);
+        assert_eq!(withdraw_retries(&mut budget, 3, now), 1);
         // Withdrawals do not delay the floor: five periods in four steps are five retries.
         now += FLOOR_PERIOD * 10;
-        assert_eq!(withdraw_times(&mut budget, 20, now), 10);
+        assert_eq!(withdraw_retries(&mut budget, 20, now), 10);
         for expected in [1, 1, 1, 2] {
             now += FLOOR_PERIOD + FLOOR_PERIOD / 4;
-            assert_eq!(withdraw_times(&mut budget, 3, now), expected);
+            assert_eq!(withdraw_retries(&mut budget, 3, now), expected);
         }
         now += FLOOR_PERIOD * 1_000_000;
-        assert_eq!(withdraw_times(&mut budget, 20, now), 10);
+        assert_eq!(withdraw_retries(&mut budget, 20, now), 10);
         for _ in 0..100_000 {
-            budget.deposit();
+            budget.record_request();
         }
         now += FLOOR_PERIOD * 10;
-        assert_eq!(withdraw_times(&mut budget, 1_000, now), 100);
+        assert_eq!(withdraw_retries(&mut budget, 1_000, now), 100);
     }
 }

@@ -20,7 +20,8 @@ pub struct Circuit {
     totals: Bucket,
     consecutive_failures: u32,
     state: CircuitState,
-    /// The number of transitions. Requests that started in an earlier epoch are not counted.
+    /// The number of state changes. Requests that were admitted in an earlier epoch, before the last state change, are
+    /// not counted.
     epoch: u32,
 }
 
@@ -60,6 +61,7 @@ enum CircuitState {
 /// [`Circuit::release_ticket`] when the request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CircuitTicket {
+    /// The epoch of the circuit at the admission.
     epoch: u32,
 }
 

@@ -67,7 +67,7 @@ impl CompiledSnapshot {
                 CompiledService::build(config, caller_inputs, previous_service)?,
             );
         }
-        compile_forwarded(&mut services, &snapshot, previous)?;
+        compile_forwarded_ports(&mut services, &snapshot, previous)?;
         Ok(Self {
             access: build_access(&snapshot, previous)?,
             lanes: build_lanes(&snapshot, previous)?,
@@ -105,7 +105,7 @@ impl CompiledSnapshot {
     /// Returns the port with this outlier detection: the port that the policy is attached to, or a port that the
     /// routes of that port forward to. `None` if the snapshot has no such port.
     #[must_use]
-    pub fn port_of_detector(
+    pub fn port_with_detection(
         &self,
         outlier_detection: &Arc<PortOutlierDetection>,
     ) -> Option<&CompiledPort> {
@@ -126,7 +126,7 @@ impl CompiledSnapshot {
 /// Compiles the policies of called services for the ports that their routes forward to. This is a second pass, because
 /// it needs all compiled services. A service that is shared with the previous snapshot is compiled again only if these
 /// policies changed.
-fn compile_forwarded(
+fn compile_forwarded_ports(
     services: &mut BTreeMap<ServiceName, Arc<CompiledService>>,
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,

@@ -37,9 +37,10 @@ struct PortEgressRules {
 /// A compiled [`EgressRule`].
 #[derive(Debug)]
 struct CompiledEgressRule {
-    egress_rule: EgressRule,
+    /// The rule as configured.
+    config: EgressRule,
     /// The allowed requests; `None` for all requests.
-    requests: Option<Box<[RequestMatcher]>>,
+    request_matchers: Option<Box<[RequestMatcher]>>,
 }
 
 /// The decision about a connection to an address, before its first bytes are inspected.
@@ -129,15 +130,13 @@ impl PortEgressRules {
         let matched_by = compiled.matched_by();
         match matched_by {
             MatchedBy::Address => {}
-            MatchedBy::ServerName => {
-                self.by_server_name.add_rule(position, &compiled.egress_rule.hosts)
-            }
-            MatchedBy::Http => self.by_request_host.add_rule(position, &compiled.egress_rule.hosts),
+            MatchedBy::ServerName => self.by_server_name.add_rule(position, &compiled.config.hosts),
+            MatchedBy::Http => self.by_request_host.add_rule(position, &compiled.config.hosts),
         }
-        match compiled.egress_rule.ranges.is_empty() {
+        match compiled.config.ranges.is_empty() {
             true if self.unrestricted.contains(&matched_by) => {}
             true => self.unrestricted.push(matched_by),
-            false => self.by_range.add_rule(position, Some(&compiled.egress_rule.ranges)),
+            false => self.by_range.add_rule(position, Some(&compiled.config.ranges)),
         }
         self.egress_rules.push(compiled);
     }
@@ -153,7 +152,7 @@ impl PortEgressRules {
             || rules().any(|rule| rule.matched_by() == matched_by)
     }
 
-    /// Returns the policy of the first rule for a host that meets the conditions of `is_match`.
+    /// Returns the policy of the first rule for a host for which `is_match` is true; `None` if there is none.
     fn find_policy(
         &self,
         hosts: &EgressHosts,
@@ -162,42 +161,42 @@ impl PortEgressRules {
     ) -> Option<&PolicyName> {
         let position = hosts
             .find_rule(host, |position| self.egress_rules.get(position).is_some_and(&is_match))?;
-        self.egress_rules.get(position).map(|rule| &rule.egress_rule.policy)
+        self.egress_rules.get(position).map(|rule| &rule.config.policy)
     }
 }
 
 impl CompiledEgressRule {
     fn compile(egress_rule: &EgressRule) -> Result<Self, InvalidPattern> {
-        let with_policy = |error: InvalidPattern| {
+        let with_object = |error: InvalidPattern| {
             error.with_object(ObjectKey::Egress(egress_rule.policy.clone()))
         };
-        let requests = egress_rule.requests.as_ref().map(|requests| {
+        let request_matchers = egress_rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
-        let requests = requests.transpose().map_err(with_policy)?;
-        Ok(Self { egress_rule: egress_rule.clone(), requests })
+        let request_matchers = request_matchers.transpose().map_err(with_object)?;
+        Ok(Self { config: egress_rule.clone(), request_matchers })
     }
 
     /// Returns the source of the destination name that the rule matches. A rule by server name without hosts matches by
     /// address.
     fn matched_by(&self) -> MatchedBy {
-        match self.egress_rule.matched_by {
-            MatchedBy::ServerName if self.egress_rule.hosts.is_empty() => MatchedBy::Address,
+        match self.config.matched_by {
+            MatchedBy::ServerName if self.config.hosts.is_empty() => MatchedBy::Address,
             matched_by => matched_by,
         }
     }
 
     /// True if the rule has no address ranges, or one contains the address.
     fn allows_address(&self, address: IpAddr) -> bool {
-        let ranges = &self.egress_rule.ranges;
+        let ranges = &self.config.ranges;
         ranges.is_empty() || ranges.iter().any(|range| range.contains(address))
     }
 
     /// True if the rule has no request matches, or one matches the request.
     fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
-        let requests = self.requests.as_ref();
-        requests.is_none_or(|requests| {
-            requests.iter().any(|matcher| allows_path(matcher, request, path))
+        let matchers = self.request_matchers.as_ref();
+        matchers.is_none_or(|matchers| {
+            matchers.iter().any(|matcher| allows_path(matcher, request, path))
         })
     }
 }

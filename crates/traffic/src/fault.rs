@@ -29,9 +29,9 @@ pub struct CompiledFaults {
 #[derive(Debug)]
 struct CompiledFaultRule {
     /// The rule as configured.
-    rule: FaultRule,
+    config: FaultRule,
     /// The requests that the rule matches; all when empty.
-    requests: Box<[RequestMatcher]>,
+    request_matchers: Box<[RequestMatcher]>,
     /// The response of the rule's abort, if any.
     response: Option<Arc<FixedResponse>>,
     /// The counter of the rule's injected faults.
@@ -70,11 +70,12 @@ impl CompiledFaults {
     pub fn compile(faults: &PortFaults) -> Result<Self, InvalidPattern> {
         let rules = faults.rules.iter().map(CompiledFaultRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
-        let with_policy =
+        let with_object =
             |error: InvalidPattern| error.with_object(ObjectKey::ServicePolicy(policy.clone()));
-        let rules: Box<[CompiledFaultRule]> = rules.map_err(with_policy)?;
-        let conditions = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
-        Ok(match MatchIndex::with_callers(conditions) {
+        let rules: Box<[CompiledFaultRule]> = rules.map_err(with_object)?;
+        let matchers_and_callers =
+            rules.iter().map(|rule| (&*rule.request_matchers, &*rule.config.peers));
+        Ok(match MatchIndex::with_callers(matchers_and_callers) {
             None => Self { policy, unindexed: rules, indexed: None },
             Some(index) => {
                 Self { policy, unindexed: Box::default(), indexed: Some((index, rules)) }
@@ -95,7 +96,7 @@ impl CompiledFaults {
         request: &RequestView<'_>,
         caller: &ServiceAccount,
     ) -> Option<&FaultRule> {
-        self.find_rule(request, caller).map(|compiled| &compiled.rule)
+        self.find_rule(request, caller).map(|compiled| &compiled.config)
     }
 
     /// Selects the faults to inject into a request of this caller; `None` if there are none. The delay and the abort
@@ -108,14 +109,14 @@ impl CompiledFaults {
     ) -> Option<InjectedFaults<'_>> {
         let compiled = self.find_rule(request, caller)?;
         let mut is_selected = |share_ppm: u32| is_in_share(share_ppm, random());
-        let delay = compiled.rule.delay.filter(|delay| is_selected(delay.share_ppm));
-        let abort = compiled.rule.abort.as_ref().filter(|abort| is_selected(abort.share_ppm));
+        let delay = compiled.config.delay.filter(|delay| is_selected(delay.share_ppm));
+        let abort = compiled.config.abort.as_ref().filter(|abort| is_selected(abort.share_ppm));
         let injected_response = abort.and_then(|abort| {
             Some(InjectedResponse { response: compiled.response.clone()?, grpc: abort.grpc })
         });
         let injected_faults = InjectedFaults {
             policy: &self.policy,
-            rule: &compiled.rule.name,
+            rule: &compiled.config.name,
             match_slot: &compiled.match_slot,
             delay: delay.map(|delay| delay.duration),
             abort: injected_response,
@@ -124,16 +125,16 @@ impl CompiledFaults {
             .then_some(injected_faults)
     }
 
-    /// Returns the first matching rule.
+    /// Returns the first rule that matches a request of this caller; `None` if no rule matches.
     fn find_rule(
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
     ) -> Option<&CompiledFaultRule> {
         let is_match = |rule: &&CompiledFaultRule| {
-            let matches_request = rule.requests.is_empty()
-                || rule.requests.iter().any(|matcher| matcher.matches(request));
-            matches_request && rule.rule.matches_caller(caller)
+            let matches_request = rule.request_matchers.is_empty()
+                || rule.request_matchers.iter().any(|matcher| matcher.matches(request));
+            matches_request && rule.config.matches_caller(caller)
         };
         // Only one of the two lists has rules.
         self.unindexed.iter().find(is_match).or_else(|| self.find_indexed(request, caller))
@@ -151,10 +152,10 @@ impl CompiledFaults {
         let is_match = |rule_position: usize, match_position: usize| {
             rules.get(rule_position).is_some_and(|rule| {
                 let matches_request = rule
-                    .requests
+                    .request_matchers
                     .get(match_position)
                     .is_none_or(|matcher| matcher.matches(request));
-                matches_request && rule.rule.matches_caller(caller)
+                matches_request && rule.config.matches_caller(caller)
             })
         };
         let keys = LookupKeys::as_sent(request).with_caller(Some(caller));
@@ -164,12 +165,12 @@ impl CompiledFaults {
 
 impl CompiledFaultRule {
     fn compile(rule: &FaultRule) -> Result<Self, InvalidPattern> {
-        let requests = rule.requests.iter().map(RequestMatcher::compile);
+        let request_matchers = rule.requests.iter().map(RequestMatcher::compile);
         Ok(Self {
-            requests: requests.collect::<Result<_, _>>()?,
+            request_matchers: request_matchers.collect::<Result<_, _>>()?,
             response: rule.abort.as_ref().map(|abort| Arc::new(abort.response.clone())),
             match_slot: Arc::default(),
-            rule: rule.clone(),
+            config: rule.clone(),
         })
     }
 }
@@ -177,6 +178,7 @@ impl CompiledFaultRule {
 /// True with the probability of this share, in millionths. `random` is a uniform random number.
 #[must_use]
 pub fn is_in_share(share_ppm: u32, random: u64) -> bool {
+    // Scales the random number, which is a fraction of 2^64, to the range from 0 to 999,999.
     let point = (u128::from(random) * u128::from(ALL_PPM)) >> 64;
     point < u128::from(share_ppm)
 }

@@ -19,7 +19,8 @@ pub struct ForwardedPorts {
     by_rule: Box<[Box<[Option<u32>]>]>,
 }
 
-/// A port that a route forwards to, with the policies that apply to callers of the routing service.
+/// A port that a route forwards to, with the policies that apply to requests to the called service, which has the
+/// route.
 #[derive(Debug)]
 pub struct ForwardedPort {
     /// The service of the backend.
@@ -115,9 +116,9 @@ impl ForwardedPort {
 
 impl ForwardedPorts {
     /// Compiles the policies of all forwarding routes of a port; `None` if the port has no policies, or no rule
-    /// forwards to another port.
+    /// forwards to another port. `called_service` and `port_number` name the port.
     pub(crate) fn for_port(
-        name: &ServiceName,
+        called_service: &ServiceName,
         port_number: u16,
         port: &CompiledPort,
         services: &BTreeMap<ServiceName, Arc<CompiledService>>,
@@ -127,7 +128,7 @@ impl ForwardedPorts {
         let mut ports: Vec<ForwardedPort> = Vec::new();
         let mut index_for = |backend: &WeightedBackend| {
             let (service, number) = (&backend.service, backend.port);
-            if (service, number) == (name, port_number) {
+            if (service, number) == (called_service, port_number) {
                 return None;
             }
             let existing_index = ports

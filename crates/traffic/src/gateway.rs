@@ -47,7 +47,7 @@ impl CompiledGateway {
             gateway: Arc::clone(gateway),
             ports,
             invalid_patterns,
-            grpc_ports: grpc_backends(gateway),
+            grpc_ports: grpc_backend_ports(gateway),
         }
     }
 
@@ -65,7 +65,7 @@ impl CompiledGateway {
 }
 
 /// Returns the service ports that rules of `GRPCRoute`s forward or mirror to.
-fn grpc_backends(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
+fn grpc_backend_ports(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
     let listeners = gateway.ports.iter().flat_map(|port| match &port.serves {
         GatewayPortRules::Http(listeners) | GatewayPortRules::Https(listeners) => &**listeners,
         GatewayPortRules::Passthrough(_) | GatewayPortRules::Tcp(_) => &[],
@@ -233,17 +233,17 @@ struct HostIndex {
     /// The patterns `*.NAME`, by name.
     wildcards: BTreeMap<String, usize>,
     /// The pattern for any host, if there is one.
-    fallback: Option<usize>,
+    any_host: Option<usize>,
 }
 
 impl HostIndex {
     /// Creates an index of these patterns; `None` matches any host. The first of equal patterns takes precedence.
     fn from_patterns<'a>(patterns: impl Iterator<Item = Option<&'a HostPattern>>) -> Self {
         let mut index_by_host =
-            Self { exact: BTreeMap::new(), wildcards: BTreeMap::new(), fallback: None };
+            Self { exact: BTreeMap::new(), wildcards: BTreeMap::new(), any_host: None };
         for (index, pattern) in patterns.enumerate() {
             match pattern {
-                None => drop(index_by_host.fallback.get_or_insert(index)),
+                None => drop(index_by_host.any_host.get_or_insert(index)),
                 Some(HostPattern::Exact(name)) => {
                     index_by_host.exact.entry(name.to_string()).or_insert(index);
                 }
@@ -264,7 +264,7 @@ impl HostIndex {
     fn all_matches(&self, host: &str) -> impl Iterator<Item = usize> {
         let parents = std::iter::successors(parent_domain(host), |host| parent_domain(host));
         let wildcards = parents.filter_map(|name| self.wildcards.get(name));
-        self.exact.get(host).into_iter().chain(wildcards).chain(&self.fallback).copied()
+        self.exact.get(host).into_iter().chain(wildcards).chain(&self.any_host).copied()
     }
 }
 

@@ -61,7 +61,9 @@ pub use query::similar_parameters;
 pub use rate_limit::{CompiledLimits, ConcurrencyExceeded, ConcurrencySlot, RateLimitExceeded};
 pub use request::{HeaderLookup, RequestView, is_similar_name};
 pub use request_checks::CompiledChecks;
-pub use retry::{AttemptFailure, FailedAttempt, SentPart, is_idempotent, may_retry, retry_by_rule};
+pub use retry::{
+    AttemptFailure, FailedAttempt, SentPart, is_idempotent, may_retry, may_retry_by_rule,
+};
 pub use route::{
     CompiledRouteRule, PortRoutes, Precedence, RouteChoice, precedence, takes_precedence,
 };

@@ -39,7 +39,7 @@ impl Default for RuleSubset {
 }
 
 impl RuleSubset {
-    /// Creates the subset of these rules; it uses the index if there are many rules.
+    /// Creates the subset of the rules at these positions. It uses the index if the rules have enough matches for it.
     pub(crate) fn from_rules(index: Option<&MatchIndex>, rules: Box<[usize]>) -> Self {
         index.and_then(|index| index.select_rules(&rules)).unwrap_or(Self::Few(rules))
     }
@@ -51,7 +51,7 @@ impl RuleSubset {
 
     /// Returns the positions of the rules; a rule with several matches may occur several times. `index` must be the
     /// index that the subset was created with.
-    pub(crate) fn matching_rules<'a>(
+    pub(crate) fn rule_positions<'a>(
         &'a self,
         index: Option<&'a MatchIndex>,
     ) -> impl Iterator<Item = usize> + 'a {
@@ -69,14 +69,14 @@ impl RuleSubset {
 
 /// An iterator over candidate rules, in order and without duplicates.
 #[derive(Debug)]
-pub(crate) struct MatchingRules<'a> {
+pub(crate) struct IndexedCandidates<'a> {
     matches: &'a [(usize, usize)],
     positions: RulePositions<'a>,
     /// The last returned rule.
     last_rule: Option<usize>,
 }
 
-impl Iterator for MatchingRules<'_> {
+impl Iterator for IndexedCandidates<'_> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
@@ -88,15 +88,15 @@ impl Iterator for MatchingRules<'_> {
 }
 
 impl MatchIndex {
-    /// Indexes these rules, which are in order; `None` for a small number of rules. A rule without matches is indexed
-    /// as a rule with one match without conditions.
+    /// Indexes these rules, which are in order; `None` if they have too few matches for an index (see [`needs_index`]).
+    /// A rule without matches is indexed as a rule with one match without conditions.
     pub(crate) fn from_matches<'a, M: IndexedMatch + 'a>(
         rules: impl Iterator<Item = (usize, &'a [M])> + Clone,
     ) -> Option<Self> {
         Self::compile(rules.map(|(rule, matchers)| (rule, matchers, &[][..])))
     }
 
-    /// Indexes all rules of a policy by their matches and callers; `None` for a small number of rules.
+    /// Indexes all rules of a policy by their matches and callers; `None` as in [`Self::from_matches`].
     pub(crate) fn with_callers<'a, M: IndexedMatch + 'a>(
         rules: impl Iterator<Item = (&'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
@@ -131,7 +131,7 @@ impl MatchIndex {
         })
     }
 
-    /// Returns the subset of these rules, which are in order; `None` if they have a small number of matches.
+    /// Returns the subset of these rules, which are in order; `None` if they have too few matches for an index.
     fn select_rules(&self, rules: &[usize]) -> Option<RuleSubset> {
         let match_positions = |rule: &usize| {
             let first_match = self.matches.partition_point(|(matched_rule, _)| matched_rule < rule);
@@ -166,9 +166,9 @@ impl MatchIndex {
 
     /// Returns the candidate rules, in order and without duplicates: a superset of the matching rules.
     #[inline(never)]
-    pub(crate) fn candidates(&self, keys: LookupKeys<'_>) -> MatchingRules<'_> {
+    pub(crate) fn candidates(&self, keys: LookupKeys<'_>) -> IndexedCandidates<'_> {
         let positions = self.index.candidates(keys);
-        MatchingRules { matches: &self.matches, positions, last_rule: None }
+        IndexedCandidates { matches: &self.matches, positions, last_rule: None }
     }
 
     /// Returns the first candidate rule with a match for which `is_match` is true. `candidates` are positions of

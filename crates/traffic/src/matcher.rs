@@ -249,25 +249,26 @@ impl PathMatcher {
 /// A compiled condition on a header.
 #[derive(Debug, Clone)]
 struct HeaderMatcher {
-    /// The name in lower case; `None` for the authority.
+    /// The name in lower case; `None` for the authority (`:authority` or `host`).
     name: Option<Box<str>>,
-    value: Pattern,
+    /// The pattern that the value must match.
+    pattern: Pattern,
     scope: FieldScope,
 }
 
 impl HeaderMatcher {
     fn compile(field: &FieldMatch, scope: FieldScope) -> Result<Self, InvalidPattern> {
         let name = field.name.to_ascii_lowercase();
-        let value = compile_value(&field.value, || PatternField::Header(name.clone()))?;
+        let pattern = compile_value(&field.value, || PatternField::Header(name.clone()))?;
         let name = match name.as_str() {
             ":authority" | "host" => None,
             name => Some(name.into()),
         };
-        Ok(Self { name, value, scope })
+        Ok(Self { name, pattern, scope })
     }
 
     fn index_condition(&self) -> Option<IndexCondition> {
-        let Pattern::Literal(text) = &self.value else { return None };
+        let Pattern::Literal(text) = &self.pattern else { return None };
         let name = self.name.clone().unwrap_or_else(|| ":authority".into());
         let attribute = IndexedAttribute::Header {
             name,
@@ -279,12 +280,12 @@ impl HeaderMatcher {
 
     fn matches(&self, request: &RequestView<'_>) -> bool {
         match &self.name {
-            None => self.value.matches(request.authority),
+            None => self.pattern.matches(request.authority),
             Some(name) if self.scope == FieldScope::AsSent => {
-                request.fields.joined_values(name).is_some_and(|value| self.value.matches(&value))
+                request.fields.joined_values(name).is_some_and(|value| self.pattern.matches(&value))
             }
             Some(name) => request.fields.find_unique(name).is_some_and(|value| {
-                self.value.matches(&value) && self.scope.accepts_value(&value, &self.value)
+                self.pattern.matches(&value) && self.scope.accepts_value(&value, &self.pattern)
             }),
         }
     }
@@ -294,7 +295,8 @@ impl HeaderMatcher {
 #[derive(Debug, Clone)]
 struct QueryMatcher {
     name: Box<str>,
-    value: Pattern,
+    /// The pattern that the value must match.
+    pattern: Pattern,
     scope: FieldScope,
 }
 
@@ -303,12 +305,12 @@ impl QueryMatcher {
         Ok(Self {
             scope,
             name: field.name.as_str().into(),
-            value: compile_value(&field.value, || PatternField::Query(field.name.clone()))?,
+            pattern: compile_value(&field.value, || PatternField::Query(field.name.clone()))?,
         })
     }
 
     fn index_condition(&self) -> Option<IndexCondition> {
-        let Pattern::Literal(text) = &self.value else { return None };
+        let Pattern::Literal(text) = &self.pattern else { return None };
         Some((IndexedAttribute::Query(self.name.clone()), vec![text.clone()]))
     }
 
@@ -316,7 +318,7 @@ impl QueryMatcher {
         let Some(value) = request.query.and_then(|query| find_parameter(query, &self.name)) else {
             return false;
         };
-        let is_value_match = match &self.value {
+        let is_value_match = match &self.pattern {
             Pattern::Literal(literal) => form_decoded(value).eq(literal.bytes()),
             pattern => decoded_text(value).is_some_and(|text| {
                 pattern.matches(&text) && self.scope.accepts_value(&text, pattern)

@@ -81,20 +81,22 @@ pub(crate) fn may_exclude_letters(pattern: &str) -> bool {
 
 /// True if a text with a trailing slash may match a pattern.
 pub(crate) fn may_end_in_slash(pattern: &str) -> bool {
-    regex_syntax::parse(pattern).map_or(true, |parsed| ends_in_slash(&parsed))
+    regex_syntax::parse(pattern).map_or(true, |parsed| may_match_end_in_slash(&parsed))
 }
 
 /// True if a text that matches this subexpression may end in a slash, or if this is unknown.
-fn ends_in_slash(part: &Hir) -> bool {
-    match part.kind() {
+fn may_match_end_in_slash(subexpression: &Hir) -> bool {
+    match subexpression.kind() {
         HirKind::Literal(literal) => literal.0.last() == Some(&b'/'),
         HirKind::Class(Class::Unicode(class)) => {
             class.iter().any(|range| (range.start()..=range.end()).contains(&'/'))
         }
-        HirKind::Capture(capture) => ends_in_slash(&capture.sub),
-        HirKind::Repetition(repetition) => repetition.min == 0 || ends_in_slash(&repetition.sub),
-        HirKind::Alternation(parts) => parts.iter().any(ends_in_slash),
-        HirKind::Concat(parts) => parts.last().is_none_or(ends_in_slash),
+        HirKind::Capture(capture) => may_match_end_in_slash(&capture.sub),
+        HirKind::Repetition(repetition) => {
+            repetition.min == 0 || may_match_end_in_slash(&repetition.sub)
+        }
+        HirKind::Alternation(parts) => parts.iter().any(may_match_end_in_slash),
+        HirKind::Concat(parts) => parts.last().is_none_or(may_match_end_in_slash),
         // An empty match ends in the preceding subexpression, which is not checked. Classes of bytes are not checked either.
         HirKind::Class(Class::Bytes(_)) | HirKind::Empty | HirKind::Look(_) => true,
     }

@@ -15,7 +15,7 @@ use leno_model::{
     FixedResponse, ObjectKey, PortLimits, RateLimitKey, RateRule, ServiceAccount, ServicePolicyName,
 };
 
-use crate::match_index::{MatchIndex, MatchingRules};
+use crate::match_index::{IndexedCandidates, MatchIndex};
 use crate::match_slot::MatchSlot;
 use crate::matcher::{DenialMatcher, FieldScope, RequestMatcher, may_override_method};
 use crate::pattern::InvalidPattern;
@@ -63,12 +63,12 @@ struct ConcurrencyLimit {
 #[derive(Debug)]
 struct CompiledRateRule {
     /// The rule as configured.
-    rule: RateRule,
+    config: RateRule,
     /// The requests that the rule counts, in every interpretation; all when empty.
-    requests: Box<[DenialMatcher]>,
+    request_matchers: Box<[DenialMatcher]>,
     /// For a rule with `stop`, after which later rules are skipped: the same requests, matched only as sent and with a
     /// single interpretation, so that no alternative encoding makes a request skip the later rules.
-    exact_requests: Box<[RequestMatcher]>,
+    exact_matchers: Box<[RequestMatcher]>,
     /// The rate of each bucket.
     rate: BucketRate,
     /// The token buckets.
@@ -186,7 +186,7 @@ impl<'a> RateLimitExceeded<'a> {
         let response = rule.response.clone();
         Self {
             policy: &policy.config.policy,
-            rule: &rule.rule.name,
+            rule: &rule.config.name,
             response,
             wait,
             match_slot: &rule.match_slot,
@@ -350,7 +350,7 @@ impl CompiledLimits {
     ) -> Vec<(&ServicePolicyName, &RateRule)> {
         let mut counting_rules = Vec::new();
         self.find_counting_rule(port, request, caller, |policy, rule| {
-            counting_rules.push((&policy.config.policy, &rule.rule));
+            counting_rules.push((&policy.config.policy, &rule.config));
             None::<()>
         });
         counting_rules
@@ -386,7 +386,7 @@ impl CompiledLimits {
                 LookupKeys::as_interpreted(request, &parsed_path.variants).with_caller(caller)
             });
             // Borrowed, because a move of the candidates would copy many bytes.
-            let rules = candidates.by_ref().filter(|rule| rule.rule.matches_caller(caller));
+            let rules = candidates.by_ref().filter(|rule| rule.config.matches_caller(caller));
             for rule in rules {
                 if !rule.counts_all_requests() && !rule.may_count(request, &parsed_path.variants) {
                     continue;
@@ -394,7 +394,7 @@ impl CompiledLimits {
                 if let Some(selected) = select(policy, rule) {
                     return Some(selected);
                 }
-                if rule.rule.stop
+                if rule.config.stop
                     && parsed_path.kind == PathKind::Plain
                     && rule.counts_request(request)
                 {
@@ -416,7 +416,7 @@ struct ParsedPath {
 /// fields has rules.
 struct CandidateRules<'a> {
     unindexed: std::slice::Iter<'a, CompiledRateRule>,
-    indexed: Option<(MatchingRules<'a>, &'a [CompiledRateRule])>,
+    indexed: Option<(IndexedCandidates<'a>, &'a [CompiledRateRule])>,
 }
 
 impl<'a> Iterator for CandidateRules<'a> {
@@ -444,8 +444,9 @@ impl PolicyLimits {
         let rules: Box<[CompiledRateRule]> = rules
             .collect::<Result<_, _>>()
             .map_err(|error| error.with_object(ObjectKey::ServicePolicy(config.policy.clone())))?;
-        let conditions = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
-        let (unindexed, indexed) = match MatchIndex::with_callers(conditions) {
+        let matchers_and_callers =
+            rules.iter().map(|rule| (&*rule.request_matchers, &*rule.config.peers));
+        let (unindexed, indexed) = match MatchIndex::with_callers(matchers_and_callers) {
             None => (rules, None),
             Some(index) => (Box::default(), Some((index, rules))),
         };
@@ -482,9 +483,9 @@ impl PolicyLimits {
 
 impl CompiledRateRule {
     fn compile(rule: &RateRule) -> Result<Self, InvalidPattern> {
-        let requests = rule.requests.iter().map(DenialMatcher::compile);
-        let exact_requests = rule.requests.iter().filter(|_| rule.stop);
-        let exact_requests = exact_requests
+        let request_matchers = rule.requests.iter().map(DenialMatcher::compile);
+        let exact_matchers = rule.requests.iter().filter(|_| rule.stop);
+        let exact_matchers = exact_matchers
             .map(|request| RequestMatcher::compile_for(request, FieldScope::SingleValue));
         let token_buckets = match &rule.key {
             RateLimitKey::None => TokenBuckets::Shared(Bucket::default()),
@@ -494,37 +495,37 @@ impl CompiledRateRule {
         };
         let response = (rule.response != FixedResponse::default()).then(|| rule.response.clone());
         Ok(Self {
-            requests: requests.collect::<Result<_, _>>()?,
-            exact_requests: exact_requests.collect::<Result<_, _>>()?,
+            request_matchers: request_matchers.collect::<Result<_, _>>()?,
+            exact_matchers: exact_matchers.collect::<Result<_, _>>()?,
             rate: BucketRate::from_rate(rule.rate),
             buckets: token_buckets,
             response: response.map(Arc::new),
             match_slot: Arc::default(),
-            rule: rule.clone(),
+            config: rule.clone(),
         })
     }
 
     /// True if the rule counts all requests.
     fn counts_all_requests(&self) -> bool {
-        self.requests.is_empty()
+        self.request_matchers.is_empty()
     }
 
     /// True if the request, which must have a plain path, has a single interpretation and matches. For rules with
     /// `stop`.
     fn counts_request(&self, request: &RequestView<'_>) -> bool {
         self.counts_all_requests()
-            || self.exact_requests.iter().any(|matcher| matcher.matches(request))
+            || self.exact_matchers.iter().any(|matcher| matcher.matches(request))
                 && !may_override_method(request)
     }
 
     /// True if an application may interpret the request as a matching one.
     fn may_count(&self, request: &RequestView<'_>, variants: &PathVariants) -> bool {
-        self.requests.iter().any(|matcher| matcher.may_match(request, variants))
+        self.request_matchers.iter().any(|matcher| matcher.may_match(request, variants))
     }
 
     /// Returns the key of the request's bucket.
     fn bucket_key(&self, request: &RequestView<'_>, caller: Option<&ServiceAccount>) -> u128 {
-        match &self.rule.key {
+        match &self.config.key {
             RateLimitKey::None => 0,
             RateLimitKey::Client { .. } => hash_key(&caller),
             RateLimitKey::Header { name, .. } => {

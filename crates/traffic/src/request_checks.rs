@@ -103,13 +103,16 @@ impl CompiledChecks {
     pub fn build(config: &WorkloadConfig) -> Result<Option<Self>, InvalidPattern> {
         let mut ports: BTreeMap<u16, CompiledPortChecks> = BTreeMap::new();
         for (port, checks) in &config.request_checks {
-            for check in checks {
+            for policy_check in checks {
                 let port_checks = ports.entry(*port).or_default();
-                match &check.check {
+                match &policy_check.check {
                     RequestCheck::Authorization(rule) => {
                         port_checks.authorizations.push(CompiledAuthorization {
-                            policy: check.policy.clone(),
-                            requests: CheckedRequests::compile(&rule.requests, &check.policy)?,
+                            policy: policy_check.policy.clone(),
+                            requests: CheckedRequests::compile(
+                                &rule.requests,
+                                &policy_check.policy,
+                            )?,
                             rule: (**rule).clone(),
                             match_slot: Arc::default(),
                         })
@@ -117,15 +120,15 @@ impl CompiledChecks {
                     RequestCheck::Tokens(rule) => {
                         port_checks
                             .token_validations
-                            .push(CompiledJwtValidation::compile(&check.policy, rule)?);
+                            .push(CompiledJwtValidation::compile(&policy_check.policy, rule)?);
                     }
                 }
             }
         }
         for (port, limits) in &config.limits {
-            for limit in limits {
-                let Some(rule) = &limit.limits.global else { continue };
-                let compiled = CompiledGlobalLimit::compile(&limit.policy, rule)?;
+            for port_limits in limits {
+                let Some(rule) = &port_limits.limits.global else { continue };
+                let compiled = CompiledGlobalLimit::compile(&port_limits.policy, rule)?;
                 ports.entry(*port).or_default().global_limits.push(compiled);
             }
         }

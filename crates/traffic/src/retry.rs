@@ -84,7 +84,11 @@ pub enum AttemptFailure {
 /// retried only if the rule lists the resulting status. A rule whose `attempts` are 0 permits no retries. With any
 /// other rule, an unsent request may try as many endpoints as without a rule, even if the rule permits fewer retries.
 #[must_use]
-pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &FailedAttempt) -> bool {
+pub fn may_retry_by_rule(
+    rule: &RetryRule,
+    failure: AttemptFailure,
+    attempt: &FailedAttempt,
+) -> bool {
     let is_unsent = attempt.sent == SentPart::None;
     let max_retries = match rule.attempts {
         0 => 0,
@@ -130,6 +134,7 @@ pub fn retry_pause(rule: &RetryRule, retries: u8, random: u64) -> Duration {
     let factor =
         1_u32.checked_shl(retries.into()).unwrap_or(MAX_BACKOFF_FACTOR).min(MAX_BACKOFF_FACTOR);
     let pause = rule.backoff.saturating_mul(factor);
+    // Scales the random number, which is a fraction of 2^64.
     let jitter_ns = (u128::from(random) * (pause / 2).as_nanos()) >> 64;
     pause.saturating_add(Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX)))
 }
@@ -213,8 +218,8 @@ mod tests {
                     "{number} of {alternatives}"
                 );
                 let failed = AttemptFailure::Failed(Reason::ConnectFailed);
-                assert_eq!(retry_by_rule(&retry_rule(&[], 1), failed, &unsent), expected);
-                assert!(!retry_by_rule(&retry_rule(&[], 0), failed, &unsent));
+                assert_eq!(may_retry_by_rule(&retry_rule(&[], 1), failed, &unsent), expected);
+                assert!(!may_retry_by_rule(&retry_rule(&[], 0), failed, &unsent));
             }
         }
     }
@@ -265,12 +270,16 @@ mod tests {
             (failed_with(Reason::RequestTimeout), safe, &[504], false),
         ] {
             let case = format!("{failure:?} {attempt:?} {codes:?}");
-            assert_eq!(retry_by_rule(&retry_rule(codes, 2), failure, &attempt), expected, "{case}");
+            assert_eq!(
+                may_retry_by_rule(&retry_rule(codes, 2), failure, &attempt),
+                expected,
+                "{case}"
+            );
             let third = FailedAttempt { earlier_attempts: 2, ..attempt };
-            assert!(!retry_by_rule(&retry_rule(codes, 2), failure, &third), "{case}");
-            assert!(!retry_by_rule(&retry_rule(codes, 0), failure, &attempt), "{case}");
+            assert!(!may_retry_by_rule(&retry_rule(codes, 2), failure, &third), "{case}");
+            assert!(!may_retry_by_rule(&retry_rule(codes, 0), failure, &attempt), "{case}");
             let started = FailedAttempt { response_started: true, ..attempt };
-            assert!(!retry_by_rule(&retry_rule(codes, 2), failure, &started), "{case}");
+            assert!(!may_retry_by_rule(&retry_rule(codes, 2), failure, &started), "{case}");
         }
     }
 
@@ -310,9 +319,9 @@ mod tests {
                 waited: Duration::from_millis(waited_ms),
                 ..FIRST
             };
-            let may_retry_by_rule =
-                retry_by_rule(&retry_rule(&[503], 3), AttemptFailure::Failed(reason), &attempt);
-            assert_eq!(may_retry_by_rule, expected, "{reason:?} {attempt:?}");
+            let is_retried =
+                may_retry_by_rule(&retry_rule(&[503], 3), AttemptFailure::Failed(reason), &attempt);
+            assert_eq!(is_retried, expected, "{reason:?} {attempt:?}");
         }
     }
 

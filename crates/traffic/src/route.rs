@@ -53,7 +53,7 @@ pub struct PortRoutes {
 struct DefaultRetry {
     policy: ServiceRetry,
     /// The actions for requests that match no rule.
-    unmatched_actions: Arc<CompiledActions>,
+    direct_actions: Arc<CompiledActions>,
 }
 
 impl PortRoutes {
@@ -69,10 +69,10 @@ impl PortRoutes {
     #[must_use]
     pub fn with_retry(mut self, policy: Option<&ServiceRetry>) -> Self {
         let Some(policy) = policy else { return self };
-        let unmatched_actions = Arc::new(CompiledActions::default().with_retry(policy));
+        let direct_actions = Arc::new(CompiledActions::default().with_retry(policy));
         let with_default = |actions: Option<&Arc<CompiledActions>>| {
             Some(actions.map_or_else(
-                || unmatched_actions.clone(),
+                || direct_actions.clone(),
                 |actions| Arc::new(actions.with_retry(policy)),
             ))
         };
@@ -83,7 +83,7 @@ impl PortRoutes {
             }
         }
         self.default_retry =
-            Some(Box::new(DefaultRetry { policy: policy.clone(), unmatched_actions }));
+            Some(Box::new(DefaultRetry { policy: policy.clone(), direct_actions }));
         self
     }
 
@@ -152,10 +152,10 @@ impl PortRoutes {
         self.is_trivial
     }
 
-    /// Returns the actions for requests that match no rule, if any.
+    /// Returns the actions for requests that match no rule and are forwarded directly; `None` without a retry policy.
     #[must_use]
     pub fn direct_actions(&self) -> Option<&Arc<CompiledActions>> {
-        self.default_retry.as_ref().map(|default_retry| &default_retry.unmatched_actions)
+        self.default_retry.as_ref().map(|default_retry| &default_retry.direct_actions)
     }
 
     /// Returns the client's default retry policy, if any.
@@ -332,7 +332,8 @@ struct CompiledMatch {
     rule_index: usize,
 }
 
-/// The specificity of a match. The match with the greatest rank takes precedence.
+/// The rank of a match: its specificity. Among the matches for a request, the one with the greatest rank takes
+/// precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     path: PathRank,

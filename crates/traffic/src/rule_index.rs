@@ -97,6 +97,7 @@ pub(crate) enum IndexedAttribute {
     PathPrefix,
     /// The first value of a query parameter, decoded.
     Query(Box<str>),
+    /// The method.
     Method,
     /// The namespace of the caller's account.
     Namespace,
@@ -256,8 +257,8 @@ impl RuleIndex {
         (best != usize::MAX).then_some(best)
     }
 
-    /// Calls `on_list` with each list of candidate rules. If every interpretation is looked up, the path must have no
-    /// dot segments.
+    /// Calls `on_list` with each list of positions of candidate rules. If `keys` contain path variants, the path must
+    /// have no dot segments.
     #[inline]
     fn for_each_list<'a>(&'a self, keys: LookupKeys<'_>, mut on_list: impl FnMut(&'a [usize])) {
         match keys.path_variants {
@@ -298,10 +299,12 @@ impl RuleIndex {
         variants: &PathVariants,
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
-        let paths =
+        let path_columns =
             self.columns.iter().filter(|column| matches!(column.attribute, IndexedAttribute::Path));
         for (path, variants) in variants.alternative_readings() {
-            paths.clone().for_each(|column| column.for_each_path_form(path, variants, on_list));
+            path_columns
+                .clone()
+                .for_each(|column| column.for_each_path_form(path, variants, on_list));
             if let Some(prefixes) = &self.prefixes {
                 prefixes.for_each_interpreted(variants.normalized_path(path), |list| on_list(list));
             }
@@ -429,6 +432,7 @@ impl Column {
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
         on_list(self.rules_for_text(variants.normalized_path(sent)));
+        // A stem is a prefix that an application may read as the whole path, such as `/a` of `/a.json`.
         for stem in variants.path_stems(sent) {
             on_list(self.rules_for_text(stem));
         }

@@ -29,7 +29,7 @@ struct Session {
     /// The endpoint that serves the session.
     endpoint: Arc<Endpoint>,
     /// The start of the session, since the Unix epoch.
-    started: Duration,
+    started_at: Duration,
 }
 
 impl SessionAffinity {
@@ -76,7 +76,7 @@ impl SessionAffinity {
         let selected_endpoint = value.and_then(|value| {
             let find = |numbers, endpoints| persistence.find_endpoint(numbers, endpoints, value);
             let (index, endpoint) = find_backend_endpoint(rule, snapshot, is_healthy, find)?;
-            let session = Session { endpoint, started: value.started };
+            let session = Session { endpoint, started_at: value.started_at };
             Some((index, session))
         });
         if let Some(session_choice) =
@@ -116,8 +116,8 @@ impl SessionAffinity {
     ) -> Option<(Cow<'static, str>, String)> {
         let session =
             self.session.as_ref().filter(|session| session.endpoint.id == *responding_endpoint);
-        let since = session.map(|session| session.started);
-        self.persistence.response_field(responding_endpoint, since, now, &self.path, is_tls)
+        let session_start = session.map(|session| session.started_at);
+        self.persistence.response_field(responding_endpoint, session_start, now, &self.path, is_tls)
     }
 }
 

@@ -81,14 +81,14 @@ impl CompiledPersistence {
             // Clocks differ slightly. A time in the far future is forged, and the value would never expire.
             (since <= now + MAX_CLOCK_SKEW).then(|| now.saturating_sub(since))
         };
-        let (session_age, idle_time) = (age(value.started), age(value.last_sent));
+        let (session_age, idle_time) = (age(value.started_at), age(value.last_sent));
         let is_expired = self
             .rule
             .absolute_timeout
             .is_some_and(|limit| session_age.is_none_or(|age| age >= limit))
             || self.rule.idle_timeout.is_some_and(|limit| idle_time.is_none_or(|age| age > limit));
-        let started = value.started.map_or(now, Duration::from_millis);
-        (!is_expired).then_some(PresentedValue { number: value.number, started })
+        let started_at = value.started_at.map_or(now, Duration::from_millis);
+        (!is_expired).then_some(PresentedValue { number: value.number, started_at })
     }
 
     /// Returns the endpoint of a port that a value identifies; `None` if the port has no such endpoint.
@@ -102,35 +102,35 @@ impl CompiledPersistence {
     }
 
     /// Returns the name and value of the response field that identifies the endpoint to the client; `None` if the
-    /// client already has it. `since` is the start of the session, if there is one.
+    /// client already has it. `session_start` is the start of the session, if there is one.
     pub(crate) fn response_field(
         &self,
         responding_endpoint: &EndpointId,
-        since: Option<Duration>,
+        session_start: Option<Duration>,
         now: Duration,
         path: &str,
         is_tls: bool,
     ) -> Option<(Cow<'static, str>, String)> {
         let Self { rule, name, .. } = self;
-        let started = since.unwrap_or(now);
+        let started_at = session_start.unwrap_or(now);
         let is_limited = rule.absolute_timeout.is_some() || rule.idle_timeout.is_some();
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let value = PersistenceValue {
             number: endpoint_number(responding_endpoint) ^ self.salt,
-            started: is_limited.then(|| milliseconds(started)),
+            started_at: is_limited.then(|| milliseconds(started_at)),
             last_sent: is_limited.then(|| milliseconds(now)),
         };
         let max_age = match rule.kind {
             // Clients do not store headers as they store cookies, so the header is added to each response.
             PersistenceType::Header => return Some((name.to_string().into(), value.encode())),
             // The client has the cookie, and only an idle timeout requires a new one.
-            _ if since.is_some() && rule.idle_timeout.is_none() => return None,
+            _ if session_start.is_some() && rule.idle_timeout.is_none() => return None,
             PersistenceType::Cookie => None,
             PersistenceType::LastingCookie => rule.absolute_timeout,
         };
         let mut cookie = format!("{name}={}; Path={path}", value.encode());
         if let Some(max_age_limit) = max_age {
-            let remaining = max_age_limit.saturating_sub(now.saturating_sub(started));
+            let remaining = max_age_limit.saturating_sub(now.saturating_sub(started_at));
             let max_age_seconds = remaining.as_secs() + u64::from(remaining.subsec_nanos() > 0);
             cookie.push_str(&format!("; Max-Age={max_age_seconds}"));
         }
@@ -160,7 +160,7 @@ impl CompiledPersistence {
 pub struct EndpointNumbers(OnceLock<FxHashMap<u64, usize>>);
 
 impl EndpointNumbers {
-    /// Returns the endpoint with this number. All calls must pass the same endpoints.
+    /// Returns the endpoint with this number; `None` if there is none. All calls must pass the same endpoints.
     fn find_endpoint<'a>(
         &self,
         endpoints: &'a [Arc<Endpoint>],
@@ -181,18 +181,18 @@ impl EndpointNumbers {
 pub(crate) struct PresentedValue {
     /// The salted number of the endpoint.
     number: u64,
-    /// The start of the session.
-    pub(crate) started: Duration,
+    /// The start of the session, since the Unix epoch.
+    pub(crate) started_at: Duration,
 }
 
-/// The value of a cookie or header: `number`, or `number.started.last_sent`, in hexadecimal. The times are in
+/// The value of a cookie or header: `number`, or `number.started_at.last_sent`, in hexadecimal. The times are in
 /// milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PersistenceValue {
     /// The salted number of the endpoint.
     number: u64,
     /// The time of the first response with this endpoint.
-    started: Option<u64>,
+    started_at: Option<u64>,
     /// The time of the last response with this endpoint.
     last_sent: Option<u64>,
 }
@@ -206,19 +206,19 @@ impl PersistenceValue {
             is_valid.then(|| u64::from_str_radix(field, 16).ok()).flatten()
         };
         let number = fields.next().filter(|field| field.len() == 16).and_then(parse_hexadecimal)?;
-        let (started, last_sent) = match (fields.next(), fields.next()) {
+        let (started_at, last_sent) = match (fields.next(), fields.next()) {
             (None, _) => (None, None),
-            (Some(started), last_sent) => {
-                (Some(parse_hexadecimal(started)?), Some(parse_hexadecimal(last_sent?)?))
+            (Some(started_at), last_sent) => {
+                (Some(parse_hexadecimal(started_at)?), Some(parse_hexadecimal(last_sent?)?))
             }
         };
-        fields.next().is_none().then_some(Self { number, started, last_sent })
+        fields.next().is_none().then_some(Self { number, started_at, last_sent })
     }
 
     fn encode(self) -> String {
-        match (self.started, self.last_sent) {
-            (Some(started), Some(last_sent)) => {
-                format!("{:016x}.{started:x}.{last_sent:x}", self.number)
+        match (self.started_at, self.last_sent) {
+            (Some(started_at), Some(last_sent)) => {
+                format!("{:016x}.{started_at:x}.{last_sent:x}", self.number)
             }
             _ => format!("{:016x}", self.number),
         }

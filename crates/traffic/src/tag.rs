@@ -1,5 +1,5 @@
 //! Tag routing: selects the instances of a service by the request, the caller and the labels of the instances. The
-//! sidecar of the client calls it before load balancing.
+//! sidecar of the client calls it before load balancing. The instances of a service are its endpoints.
 
 mod conditions;
 mod instance_sets;
@@ -58,7 +58,7 @@ pub struct TagDecision<'a> {
     /// The lists of instances that are used if none of the selected instances is healthy: those of the next caller
     /// rules, and finally all instances. `None` without a caller rule, or if the rule has no fallback.
     pub fallbacks: Option<&'a Arc<[Endpoints]>>,
-    /// The set that the decision selects.
+    /// The set that the decision selects; [`ALL_INSTANCES`] if no instance remains.
     set: SetId,
 }
 
@@ -68,7 +68,7 @@ struct CallerInstances {
     /// True if the set has instances.
     has_instances: bool,
     /// The weights of the lists, if there is more than one list.
-    shares: Option<WeightedTargets>,
+    weights: Option<WeightedTargets>,
     /// The index of the caller rule that the lists come from, if any.
     by_caller: Option<usize>,
     /// The lists of instances, one of which is selected for each request.
@@ -113,7 +113,7 @@ impl CompiledTagRules {
         })
     }
 
-    /// Selects instances for a request. `random` is used only if there are several shares.
+    /// Selects instances for a request. `random` is used only if a rule has several targets.
     pub fn choose_instances(
         &self,
         request: &RequestView<'_>,
@@ -125,7 +125,7 @@ impl CompiledTagRules {
                 self.build_decision(Some(rule.index), set, random)
             }
             None => {
-                let set = self.find_set_with_instances(self.compiled.unmatched_sets(request));
+                let set = self.find_set_with_instances(self.compiled.sets_without_rule(request));
                 self.build_decision(None, set, random)
             }
         }
@@ -170,19 +170,20 @@ impl CompiledTagRules {
         let is_remainder =
             target.is_some_and(|(index, _)| rule.split.remainder_target == Some(index));
         // The target for the remaining percentage is used only if the fallback has no instances.
-        if let (Some((_, set)), true) = (available_target, !is_remainder || rule.fallback.is_none())
+        if let (Some((_, set)), true) =
+            (available_target, !is_remainder || rule.fallback_split.is_none())
         {
             return Some(set);
         }
-        let fallback = rule.fallback.as_ref().and_then(|fallback| {
-            fallback.choose_target(ChoicePurpose::Fallback, sticky_point, random)
+        let fallback = rule.fallback_split.as_ref().and_then(|fallback_split| {
+            fallback_split.choose_target(ChoicePurpose::Fallback, sticky_point, random)
         });
         let fallback = fallback.map(|(_, set)| set).filter(|set| self.has_instances(*set));
         let selected = fallback.or(available_target.map(|(_, set)| set));
-        selected.or_else(|| self.find_set_with_instances(&rule.fallback_policy))
+        selected.or_else(|| self.find_set_with_instances(&rule.fallback_sets))
     }
 
-    /// Returns the first of these sets that has instances.
+    /// Returns the first of these sets that has instances; `None` if none has.
     fn find_set_with_instances(&self, sets: &[SetId]) -> Option<SetId> {
         sets.iter().copied().find(|set| self.has_instances(*set))
     }
@@ -237,27 +238,27 @@ impl CallerInstances {
             let lists: Box<[Endpoints]> = lists.collect();
             let is_narrowed = lists.iter().any(|list| !Arc::ptr_eq(list, &members));
             if is_narrowed {
-                let shares = (lists.len() > 1).then(|| caller_rule.shares.clone());
+                let weights = (lists.len() > 1).then(|| caller_rule.weights.clone());
                 let by_caller = Some(caller_rule.index);
                 let fallbacks = caller_rules
                     .get(index..)
                     .and_then(|caller_rules| fallback_lists(caller_rules, &members));
-                return Self { has_instances, shares, by_caller, lists, fallbacks };
+                return Self { has_instances, weights, by_caller, lists, fallbacks };
             }
-            if !caller_rule.continues {
+            if !caller_rule.continues_to_next {
                 break;
             }
         }
         let lists = Box::new([members]);
-        Self { has_instances, shares: None, by_caller: None, lists, fallbacks: None }
+        Self { has_instances, weights: None, by_caller: None, lists, fallbacks: None }
     }
 
     /// Selects a list of instances at random, if there are several.
     fn choose_list(&self, random: &mut impl RandomChoice) -> Option<&Endpoints> {
         let index = self
-            .shares
+            .weights
             .as_ref()
-            .map_or(0, |shares| shares.choose_target(ChoicePurpose::Caller, random));
+            .map_or(0, |weights| weights.choose_target(ChoicePurpose::Caller, random));
         self.lists.get(index)
     }
 }
@@ -270,7 +271,7 @@ fn fallback_lists(
 ) -> Option<Arc<[Endpoints]>> {
     caller_rules.first().filter(|first_rule| first_rule.has_fallback)?;
     let is_tried_next = |(previous, next): (&CompiledCallerRule, &CompiledCallerRule)| {
-        previous.continues && next.has_fallback
+        previous.continues_to_next && next.has_fallback
     };
     let pairs = caller_rules.iter().zip(caller_rules.iter().skip(1));
     let later_rules = pairs.take_while(|pair| is_tried_next(*pair)).map(|(_, next)| next);

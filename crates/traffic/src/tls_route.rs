@@ -35,11 +35,11 @@ impl TlsRoutes {
         let mut wildcards = ServerNameIndex::default();
         for (index, rule) in rules.iter().enumerate() {
             for pattern in &rule.hostnames {
-                let (names, name) = match pattern {
+                let (index_by_name, name) = match pattern {
                     HostPattern::Exact(name) => (&mut exact_names, name),
                     HostPattern::Below(name) => (&mut wildcards, name),
                 };
-                names.entry(name.as_str().into()).or_insert(index);
+                index_by_name.entry(name.as_str().into()).or_insert(index);
             }
         }
         Self { rules: rules.into(), exact_names, wildcards }

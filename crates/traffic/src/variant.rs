@@ -1,5 +1,8 @@
 //! The variants of paths, hosts and values that applications may read in a request. For example, some applications read
 //! `/a/%2e%2e/b` as `/b`. Deny rules must match all variants, so that no encoding bypasses a rule.
+//!
+//! A reading of a path is another path that a parser may find in it, such as `/b` in `//a/b`. Each reading has several
+//! forms: as sent, decoded, and normalized.
 
 mod normalized;
 mod url_readings;
@@ -71,7 +74,7 @@ impl PathKind {
 fn has_dot_segments(decoded: impl Iterator<Item = u8>) -> bool {
     let mut element = Element::default();
     for byte in decoded {
-        if element.consume(byte) {
+        if element.read_byte(byte) {
             return true;
         }
     }
@@ -259,7 +262,7 @@ impl PathVariants {
         self.unusual.is_some()
     }
 
-    /// Returns the normalized path.
+    /// Returns the normalized path. `sent` is the path as sent, also in the functions below.
     #[inline]
     pub(crate) fn normalized_path<'a>(&'a self, sent: &'a str) -> &'a str {
         self.unusual.as_ref().map_or(sent, |unusual| &unusual.normalized)
@@ -304,7 +307,7 @@ fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// An iterator over the stems of a path.
+/// An iterator over the stems of a path, which [`PathVariants::path_stems`] describes.
 struct Stems<'a> {
     /// The normalized path; empty if it has no dot.
     path: &'a str,
@@ -371,7 +374,7 @@ struct Element {
 
 impl Element {
     /// Reads a byte; true if the byte ends a dot segment.
-    fn consume(&mut self, byte: u8) -> bool {
+    fn read_byte(&mut self, byte: u8) -> bool {
         match byte {
             b'/' | b'\\' => {
                 let is_dot_segment = self.is_dot_segment();
@@ -426,7 +429,8 @@ fn has_many_stems(path: &str) -> bool {
     dots > MAX_STEMS || dots.saturating_mul(path.len()) > MAX_STEM_BYTES
 }
 
-/// The maximum number of stems that are compared with a rule. A path with more dots is treated as any path.
+/// The maximum number of stems of a path that are compared with a rule. It bounds the work for one request. A path with
+/// more dots is treated as any path.
 const MAX_STEMS: usize = 64;
 
 /// The maximum total length of the stems in bytes. A path with longer stems is treated as any path, because each

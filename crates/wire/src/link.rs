@@ -25,9 +25,10 @@ pub use self::stream::{StreamId, StreamIdHasher};
 
 /// One side of a link: the state of its streams, and its pending output.
 ///
-/// A link needs a few dozen bytes of memory per open stream, plus the output. The peer's credit limits the output of
-/// each stream, but not the sum: check [`Link::is_congested`] before each send, and wait while it is true. Continue to
-/// read while waiting, because two sides that both stop reading wait for each other forever.
+/// A link needs a few dozen bytes of memory per open stream, plus the output. The credit that the peer grants, a number
+/// of bytes, limits the output of each stream, but not the sum: check [`Link::is_congested`] before each send, and wait
+/// while it is true. Continue to read while waiting, because two sides that both stop reading wait for each other
+/// forever.
 #[derive(Debug)]
 pub struct Link {
     role: Role,
@@ -158,7 +159,7 @@ impl Link {
     /// Creates one side of a link, with its HELLO in the output.
     #[must_use]
     pub fn new(role: Role, limits: LinkLimits) -> Self {
-        let own_limits = limits.within_range();
+        let own_limits = limits.clamp_to_ranges();
         let mut output = BytesMut::new();
         frame::write_hello(&mut output, role, &own_limits);
         Self {
@@ -224,8 +225,8 @@ impl Link {
         self.send_go_away(last_stream, code);
     }
 
-    /// Restores the peer's allowances for useless frames. Call this from a timer, about every ten seconds, so that
-    /// single useless frames do not add up on a long-lived link.
+    /// Restores the peer's allowances for useless frames, which cost work and have no effect. Call this from a timer, about
+    /// every ten seconds, so that single useless frames do not add up on a long-lived link.
     pub fn renew_allowances(&mut self) {
         self.allowances.renew_allowances(self.role);
     }
@@ -244,7 +245,7 @@ impl Link {
 
     /// Returns the number of streams that could be opened now.
     #[must_use]
-    pub fn vacant_streams(&self) -> usize {
+    pub fn vacant_stream_count(&self) -> usize {
         if self.role == Role::Acceptor || self.is_going_away() {
             return 0;
         }
@@ -324,7 +325,7 @@ pub const VERSION: u16 = 1;
 /// The ALPN protocol name.
 pub const ALPN: &[u8] = b"leno/1";
 /// The highest stream number of a link. The next number is [`StreamId::ALL`] in GOAWAY.
-pub const STREAM_LAST: u32 = u32::MAX - 1;
+pub const LAST_STREAM_NUMBER: u32 = u32::MAX - 1;
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ pub struct CollectedPoint {
     pub kind: String,
     /// The unit of the metric.
     pub unit: String,
-    /// The value, or the count of a histogram.
+    /// The value, or the count of a histogram; NaN if none is printed.
     pub value: f64,
     /// The complete printed text.
     pub text: String,
@@ -87,19 +87,19 @@ pub(super) fn parse_records(printed_output: &str) -> Vec<CollectedRecord> {
     records
 }
 
-/// Returns the text printed for each resource of a signal, up to the next entry of any signal.
+/// Returns the text printed for each resource of a signal (spans, metrics or logs), up to the next resource of any signal.
+/// `heading` is the text that begins a resource, such as `ResourceSpans #`.
 ///
-/// Lines arrive one at a time: a resource with an incomplete entry is skipped.
+/// Lines arrive one at a time: a resource is skipped until its log entry is complete.
 pub(super) fn resource_blocks<'a>(
     printed_output: &'a str,
-    block_start: &'a str,
+    heading: &'a str,
 ) -> impl Iterator<Item = &'a str> {
     let complete_output =
         printed_output.rsplit_once(ENTRY_END).map_or("", |(complete_output, _)| complete_output);
-    complete_output.split(block_start).skip(1).map(|resource| {
-        let block_starts = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
-        let block_end =
-            block_starts.iter().filter_map(|block_start| resource.find(block_start)).min();
+    complete_output.split(heading).skip(1).map(|resource| {
+        let headings = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
+        let block_end = headings.iter().filter_map(|heading| resource.find(heading)).min();
         block_end.and_then(|block_end| resource.get(..block_end)).unwrap_or(resource)
     })
 }

@@ -69,7 +69,7 @@ struct Shop {
     listener: SocketAddr,
 }
 
-/// Returns the shop; `default_policy` is the default policy, `allow` or `deny`.
+/// Returns the shop, and starts no mesh; `default_policy` is `allow` or `deny`.
 fn start_shop(default_policy: &str, ratings: CountingApplication) -> Shop {
     let port = free_port();
     let manifests = [
@@ -90,7 +90,7 @@ pub(crate) fn connected_sidecar(mesh: &TestMesh, workload: &str) -> AdminEndpoin
     eventually(&format!("the sidecar of {workload} is connected"), MAX_WAIT, poll).0
 }
 
-/// Waits until a listener responds with a status.
+/// Waits until a listener responds with a status. Returns the elapsed time.
 fn wait_until_status(listener: SocketAddr, status: u16) -> Duration {
     let poll = || get(listener, "/").ok().filter(|response| response.status == status);
     eventually(&format!("{listener} responds {status}"), MAX_WAIT, poll).1

@@ -76,7 +76,7 @@ struct NamespacedMesh {
 
 impl NamespacedMesh {
     fn start_mesh(excluded_port: u16) -> Self {
-        let subnet = format!("{}.0.0/16", free_network());
+        let subnet = format!("{}.0.0/16", free_network_prefix());
         let excluded_text = excluded_port.to_string();
         let options =
             ["--netns", "--netns-subnet", &subnet, "--exclude-outbound-ports", &excluded_text];
@@ -116,8 +116,9 @@ impl NamespacedMesh {
     }
 }
 
-/// Returns the first two bytes of a /16 without a route on this machine, a different one each time.
-fn free_network() -> String {
+/// Returns the first two bytes, such as `10.56`, of a /16 network without a route on this machine: a different one for each
+/// call.
+fn free_network_prefix() -> String {
     static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
     let next_byte =
         || 56 + (std::process::id() * 3 + NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)) % 200;
@@ -285,7 +286,7 @@ fn a_subnet_with_another_route_is_rejected() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let network = free_network();
+    let network = free_network_prefix();
     let bridge = TestBridge::with_address(&format!("{network}.7.1/24"));
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("mesh.yaml"), MANIFESTS).unwrap();

@@ -173,6 +173,7 @@ const MAX_HEAD_BYTES: usize = 16 * 1024;
 mod tests {
     use super::*;
 
+    /// Returns the responses to `requests`, the state of the connection after them, and the number of counted responses.
     fn respond_to(requests: &[u8]) -> (String, Option<AfterResponse>, u64) {
         let backend_state = BackendState::new(Duration::ZERO);
         let mut request_bytes = requests.to_vec();

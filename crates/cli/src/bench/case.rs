@@ -128,7 +128,7 @@ impl ApplicationProcesses {
             return Ok(Self { processes, counting_ports: Vec::new() });
         }
         let mut processes = Vec::new();
-        let mut start = |name: &str, process_spec: ProcessSpec| {
+        let mut start_process = |name: &str, process_spec: ProcessSpec| {
             let process_spec = process_spec.with_cores(testbed.load_cores.as_ref());
             let child = BenchProcess::start(&process_spec, &dir.join(format!("{name}.log")));
             processes.push(child.with_context(|| format!("the application {name}"))?);
@@ -138,37 +138,40 @@ impl ApplicationProcesses {
         match case.layout {
             Layout::Http | Layout::Tcp => {
                 counting_ports.push(ports.port_for("backend")?);
-                start("backend", build_backend_spec(ports, "backend", Duration::ZERO)?)?;
+                start_process("backend", build_backend_spec(ports, "backend", Duration::ZERO)?)?;
             }
             Layout::Fan => {
                 for role in ["backend-1", "backend-2", "backend-3"] {
                     counting_ports.push(ports.port_for(role)?);
-                    start(role, build_backend_spec(ports, role, Duration::ZERO)?)?;
+                    start_process(role, build_backend_spec(ports, role, Duration::ZERO)?)?;
                 }
             }
             Layout::Bookinfo => {
                 // The gateway calls ratings through the HTTP proxy of its sidecar.
-                let outbound = format!("http://127.0.0.1:{}", ports.port_for("outbound")?);
+                let outbound_proxy_url =
+                    format!("http://127.0.0.1:{}", ports.port_for("outbound")?);
                 for service in ["ratings", "gateway"] {
                     let port = ports.port_for(service)?.to_string();
                     let mut process_spec =
                         ProcessSpec::leno_command(["demo-service", service, "--port", &port])?;
-                    process_spec.environment.push(("http_proxy".to_owned(), outbound.clone()));
-                    start(service, process_spec)?;
+                    process_spec
+                        .environment
+                        .push(("http_proxy".to_owned(), outbound_proxy_url.clone()));
+                    start_process(service, process_spec)?;
                 }
             }
             Layout::Chain | Layout::TaggedChain => {
                 counting_ports.push(ports.port_for("data")?);
-                start("data", build_backend_spec(ports, "data", case.delay)?)?;
+                start_process("data", build_backend_spec(ports, "data", case.delay)?)?;
                 for role in ["provider-1", "provider-2", "provider-3"] {
                     let data = ports.port_for("data")?;
-                    start(role, build_relay_spec(ports, role, &[data])?)?;
+                    start_process(role, build_relay_spec(ports, role, &[data])?)?;
                 }
                 // The contender has assigned the ports: one listener of a sidecar, or each provider without a mesh.
                 let listener_roles = ["listener-1", "listener-2", "listener-3"];
                 let listener_ports: Vec<u16> =
                     listener_roles.iter().filter_map(|role| ports.assigned_port(role)).collect();
-                start("consumer", build_relay_spec(ports, "consumer", &listener_ports)?)?;
+                start_process("consumer", build_relay_spec(ports, "consumer", &listener_ports)?)?;
             }
         }
         Ok(Self { processes, counting_ports })

@@ -108,7 +108,7 @@ impl Contender {
     ///
     /// # Errors
     /// If a prerequisite is missing; the error names it and contains a hint.
-    pub(super) fn check_support(
+    pub(super) fn build_report(
         &self,
         testbed: &Testbed,
         layout: Layout,

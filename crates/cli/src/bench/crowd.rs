@@ -1,9 +1,10 @@
 //! The hidden `leno bench crowd`: simulates many sidecars in one process, to load a control plane.
 //!
-//! Each simulated sidecar joins with its own token, keeps its own stream to the control plane, reports its listener
-//! address and subscribed services, and applies updates with the code of real sidecars. Simulated sidecars carry no
-//! traffic. Once all of them have received all endpoints, the crowd executes the commands of the benchmark: a sidecar
-//! changes its listener address, and the crowd reports when the other sidecars have received the change.
+//! Each simulated sidecar is a member of the crowd: it joins with its own token, keeps its own stream to the
+//! control plane, reports its listener address and subscribed services, and applies updates with the code of real
+//! sidecars. Simulated sidecars carry no traffic. Once all of them have received all endpoints, the crowd executes
+//! the commands of the benchmark: a sidecar changes its listener address, and the crowd reports when the other
+//! sidecars have received the change.
 
 mod command;
 mod execute;
@@ -52,7 +53,7 @@ pub(crate) struct CrowdArgs {
 
 /// The content of the plan file: the members of a crowd and their control plane.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct CrowdConfig {
+pub(super) struct CrowdPlan {
     /// The address of the control plane.
     pub(super) control: SocketAddr,
     pub(super) members: Vec<CrowdMember>,
@@ -76,45 +77,44 @@ impl CrowdArgs {
     /// Runs until SIGTERM or SIGINT. Prints a line once all members have all endpoints.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         limits::raise_open_files();
-        let text = std::fs::read_to_string(&self.plan).context("cannot read the plan")?;
-        let config: CrowdConfig = serde_json::from_str(&text).context("the plan")?;
+        let plan_text = std::fs::read_to_string(&self.plan).context("cannot read the plan")?;
+        let plan: CrowdPlan = serde_json::from_str(&plan_text).context("the plan")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start the runtime")?;
-        LocalSet::new().block_on(&runtime, run_members(config))?;
+        LocalSet::new().block_on(&runtime, run_members(plan))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn run_members(config: CrowdConfig) -> anyhow::Result<()> {
+async fn run_members(plan: CrowdPlan) -> anyhow::Result<()> {
     let stop_signal = stop::stop_signal()?;
     tokio::pin!(stop_signal);
     let join_permits = Rc::new(Semaphore::new(MAX_CONCURRENT_JOINS));
-    let pending_members = Rc::new(Cell::new(config.members.len()));
+    let pending_count = Rc::new(Cell::new(plan.members.len()));
     let member_converged = Rc::new(Notify::new());
     let mut tasks = JoinSet::new();
     let (members, request_receivers): (Vec<_>, Vec<_>) =
-        config.members.iter().map(create_member_state).unzip();
+        plan.members.iter().map(create_member_state).unzip();
     let members = members.into_iter().collect::<anyhow::Result<_>>()?;
     let state = Rc::new(CrowdState::new(members));
-    for ((index, member), requests) in config.members.into_iter().enumerate().zip(request_receivers)
-    {
+    for ((index, member), requests) in plan.members.into_iter().enumerate().zip(request_receivers) {
         let member_converged = Rc::clone(&member_converged);
-        let pending_members = Rc::clone(&pending_members);
+        let pending_count = Rc::clone(&pending_count);
         let on_converged = move || {
-            pending_members.set(pending_members.get().saturating_sub(1));
+            pending_count.set(pending_count.get().saturating_sub(1));
             member_converged.notify_one();
         };
         let (join_permits, state) = (Rc::clone(&join_permits), Rc::clone(&state));
-        let sidecar = CrowdSidecar { member, index, control_address: config.control, state };
-        tasks.spawn_local(sidecar.run_member(join_permits, requests, on_converged));
+        let task = MemberTask { member, index, control_address: plan.control, state };
+        tasks.spawn_local(task.run_member(join_permits, requests, on_converged));
     }
     let command_loop = execute::execute_commands(&state);
     tokio::pin!(command_loop);
     let mut convergence_reported = false;
     loop {
-        if pending_members.get() == 0 && !convergence_reported {
+        if pending_count.get() == 0 && !convergence_reported {
             convergence_reported = true;
             output::print_raw(CONVERGED_LINE)?;
         }
@@ -145,16 +145,16 @@ fn create_member_state(
     (create_state(), receiver)
 }
 
-/// A simulated sidecar, which follows the control plane without serving traffic.
-struct CrowdSidecar {
+/// The task of a member, which follows the control plane without serving traffic.
+struct MemberTask {
     member: CrowdMember,
-    /// The sidecar's index in the crowd.
+    /// The member's index in the crowd.
     index: usize,
     control_address: SocketAddr,
     state: Rc<CrowdState>,
 }
 
-impl CrowdSidecar {
+impl MemberTask {
     /// Joins the mesh and follows the control plane until the crowd stops; reconnects when a stream ends. Calls
     /// `on_converged` once, when the member has all endpoints of its services.
     async fn run_member(
@@ -165,9 +165,9 @@ impl CrowdSidecar {
     ) -> anyhow::Result<()> {
         let Self { member, index, control_address, state } = self;
         let workload: WorkloadName = member.workload.parse().context("a workload")?;
-        let mut expected_endpoints = BTreeMap::new();
+        let mut expected_endpoint_counts = BTreeMap::new();
         for (service, expected_count) in &member.services {
-            expected_endpoints
+            expected_endpoint_counts
                 .insert(service.parse::<ServiceName>().context("a service")?, *expected_count);
         }
         let permit = join_permits.acquire().await.context("the join task has ended")?;
@@ -178,7 +178,7 @@ impl CrowdSidecar {
         let mut pending_stream = Some(first_stream);
         let has_converged = Cell::new(false);
         let mut apply = |update: ConfigUpdate| {
-            if !has_converged.get() && has_all_endpoints(&update, &expected_endpoints) {
+            if !has_converged.get() && has_all_endpoints(&update, &expected_endpoint_counts) {
                 has_converged.set(true);
                 on_converged();
             }
@@ -202,7 +202,7 @@ impl CrowdSidecar {
                     admin: None,
                     pid: std::process::id(),
                     version: env!("CARGO_PKG_VERSION").to_owned(),
-                    services: expected_endpoints.keys().cloned().collect(),
+                    services: expected_endpoint_counts.keys().cloned().collect(),
                     addresses: Vec::new(),
                     dns_names: Vec::new(),
                     session: unix_micros(),
@@ -231,9 +231,9 @@ impl CrowdSidecar {
 /// True if the configuration has all endpoints of these services.
 fn has_all_endpoints(
     update: &ConfigUpdate,
-    expected_endpoints: &BTreeMap<ServiceName, usize>,
+    expected_endpoint_counts: &BTreeMap<ServiceName, usize>,
 ) -> bool {
-    expected_endpoints.iter().all(|(service, expected_count)| {
+    expected_endpoint_counts.iter().all(|(service, expected_count)| {
         let service_config = update.snapshot.services.get(service);
         service_config.is_some_and(|service_config| {
             let endpoint_counts = service_config.ports.values().map(|port| port.endpoints.len());

@@ -54,6 +54,7 @@ pub(super) enum ConnectionMode {
 /// The results of a load generator.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct LoadResult {
+    /// Requests that started in the measured period.
     pub(super) requests: u64,
     /// Requests without success, for any reason.
     pub(super) errors: u64,
@@ -61,6 +62,7 @@ pub(super) struct LoadResult {
     pub(super) errors_by_kind: BTreeMap<String, u64>,
     #[serde(default)]
     pub(super) statuses: BTreeMap<String, u64>,
+    /// Responses per second in the measured period.
     pub(super) rps: f64,
     pub(super) latency_us: LoadLatency,
 }
@@ -107,7 +109,7 @@ impl LoadGenerator {
         }
     }
 
-    /// Starts the load generator; returns after its warm-up has at least started.
+    /// Starts the load generator. Returns once its warm-up has started, or with wrk, once it has ended.
     ///
     /// # Errors
     /// If the generator does not support the load, or cannot be started.

@@ -131,7 +131,7 @@ fn render_tables_and_plots(report: &SuiteReport) -> String {
         true => String::new(),
         false => format!("<h2>At a glance</h2><div class=\"grid\">{plots}</div>"),
     };
-    let tables: String = report.tables.iter().map(tables::render_figures).collect();
+    let tables: String = report.tables.iter().map(tables::render_figure_table).collect();
     match tables.is_empty() {
         true => plot_section,
         false => format!("{plot_section}<h2>Figures</h2>{tables}"),
@@ -168,7 +168,7 @@ fn describe_cores(case: &CaseReport) -> String {
 }
 
 fn render_published_tables(report: &SuiteReport) -> String {
-    let tables: String = report.published.iter().map(tables::render_published).collect();
+    let tables: String = report.published.iter().map(tables::render_published_table).collect();
     match tables.is_empty() {
         true => tables,
         false => format!("<h2>Published figures of other projects</h2>{tables}"),
@@ -216,12 +216,12 @@ fn render_contender(contender: &ContenderReport) -> String {
 }
 
 fn render_diagnostics(report: &SuiteReport) -> String {
-    let list = |texts: &[String]| -> String {
+    let list_items = |texts: &[String]| -> String {
         texts.iter().map(|text| format!("<li>{}</li>", escape(text))).collect()
     };
-    let mut method = String::new();
+    let mut method_items = String::new();
     if let Some(settings) = report.settings.as_ref().filter(|_| !report.cases.is_empty()) {
-        method = format!(
+        method_items = format!(
             "<li>Figures are medians of {} repeats; contenders ran in turn, in a new random order for each \
              repeat (seed {}). Ratios are medians of ratios within a repeat.</li>\
              <li>CPU is the kernel's CPU time of the proxies within the measured interval, \
@@ -237,11 +237,11 @@ fn render_diagnostics(report: &SuiteReport) -> String {
         );
     }
     format!(
-        "<h2>How to read this</h2><ul class=\"plain\">{method}{}</ul>\
+        "<h2>How to read this</h2><ul class=\"plain\">{method_items}{}</ul>\
          <h2>Limitations</h2><ul class=\"plain\">{}</ul>\
          <p class=\"soft small\">Command: <code>{}</code></p>",
-        list(&report.notes),
-        list(&report.not_shown),
+        list_items(&report.notes),
+        list_items(&report.not_shown),
         escape(&report.command.join(" "))
     )
 }

@@ -26,11 +26,15 @@ where
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    LocalSet::new().block_on(&runtime, accept(port, serve_connection))?;
+    LocalSet::new().block_on(&runtime, accept_connections(port, serve_connection))?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn accept<F>(port: u16, serve_connection: impl Fn(TcpStream) -> F) -> anyhow::Result<()>
+/// Accepts connections and serves each of them, until a stop signal arrives.
+async fn accept_connections<F>(
+    port: u16,
+    serve_connection: impl Fn(TcpStream) -> F,
+) -> anyhow::Result<()>
 where
     F: Future<Output = ()> + 'static,
 {

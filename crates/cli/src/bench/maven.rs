@@ -13,17 +13,17 @@ use super::testbed::Testbed;
 /// A Maven project.
 #[derive(Debug)]
 pub(super) struct MavenProject {
-    /// The first part of the product's name in the cache directory.
+    /// The first part of the directory's name in the cache.
     pub(super) name: &'static str,
     /// A description for people.
     pub(super) about: &'static str,
     /// The source files: relative path and content.
     pub(super) sources: &'static [(&'static str, &'static str)],
     /// The path of the built directory, relative to the project directory.
-    pub(super) product: &'static str,
+    pub(super) build_output: &'static str,
 }
 
-/// Returns the path of a project's product, building it if missing.
+/// Returns the path of the product: the built directory of a project in the cache. Builds it if missing.
 ///
 /// # Errors
 /// If a tool is missing, or Maven fails.
@@ -51,7 +51,7 @@ pub(super) async fn build_product(
     run_maven(project, build_directory.path())
         .await
         .with_context(|| format!("{purpose} failed"))?;
-    let build_output = build_directory.path().join(project.product);
+    let build_output = build_directory.path().join(project.build_output);
     match std::fs::rename(&build_output, &product) {
         // Another process has built the same product in the meantime.
         Err(_) if product.is_dir() => Ok(product),
@@ -118,7 +118,7 @@ mod tests {
         let [bin, cache_directory] = ["bin", "cache"].map(|name| empty.path().join(name));
         let testbed = Testbed::new(vec![bin], PathBuf::new(), cache_directory.clone()).unwrap();
         let project =
-            MavenProject { name: "thing", about: "a thing", sources: &[], product: "target" };
+            MavenProject { name: "thing", about: "a thing", sources: &[], build_output: "target" };
         let error = build_product(&project, &testbed).await.unwrap_err().to_string();
         assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");

@@ -80,6 +80,7 @@ async fn start_and_measure(
     )?;
     let server = start_sidecar(testbed, dir, ports, control_address, "server").await?;
     let client = start_sidecar(testbed, dir, ports, control_address, "client").await?;
+    // Wait until the client reaches each of its services.
     for index in 0..USED_SERVICES.min(service_count) {
         let listener_address = ports.address_for(&format!("listener-{index}"))?;
         let deadline = Instant::now() + MAX_START_WAIT;

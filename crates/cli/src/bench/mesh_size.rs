@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep, timeout};
 use self::manifests::render_rule;
 use self::traffic::SequentialTraffic;
 use super::child::{BenchProcess, ProcessSpec};
-use super::crowd::{CONVERGED_LINE, CrowdConfig, CrowdMember};
-use super::report::{MeshChanges, MeshSize};
+use super::crowd::{CONVERGED_LINE, CrowdMember, CrowdPlan};
+use super::report::{MeshChanges, MeshMeasurement};
 use super::sample;
 use super::statistics::median;
 use super::testbed::Testbed;
@@ -25,9 +25,10 @@ use crate::admin_client;
 use crate::get::MeshSocket;
 use crate::ports::ChosenPorts;
 
-/// The number of sidecars in a mesh, the number of real processes among them, and the choice to measure changes.
+/// The number of sidecars in a mesh, the number of real processes among them, and the choice to measure changes. The
+/// sidecars that are no real processes are members of the simulated crowd.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct CrowdSize {
+pub(super) struct MeshSetup {
     pub(super) sidecars: usize,
     pub(super) real_sidecars: usize,
     pub(super) changes: ChangeMeasurement,
@@ -46,31 +47,32 @@ pub(super) enum ChangeMeasurement {
 /// If a process does not start, or the endpoints are not all distributed in time.
 pub(super) async fn measure_mesh(
     testbed: &Testbed,
-    crowd: CrowdSize,
+    setup: MeshSetup,
     timing: TrialTiming,
-) -> anyhow::Result<MeshSize> {
+) -> anyhow::Result<MeshMeasurement> {
     let dir = testbed.scratch_directory().join("mesh");
     std::fs::create_dir_all(&dir).context("cannot create the directory of a mesh")?;
     let mut ports = testbed.ports();
-    let mut mesh = RunningMesh { testbed, crowd, ports: &mut ports, dir: &dir };
-    let measured = mesh.run(timing).await;
+    let mut mesh = RunningMesh { testbed, setup, ports: &mut ports, dir: &dir };
+    let result = mesh.start_and_measure(timing).await;
     // No later mesh needs these tokens and certificates.
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "cannot remove the files of a mesh");
     }
-    measured
+    result
 }
 
 /// The state of one running mesh.
 struct RunningMesh<'a, 'b> {
     testbed: &'a Testbed,
-    crowd: CrowdSize,
+    setup: MeshSetup,
     ports: &'a mut ChosenPorts<'b>,
     dir: &'a Path,
 }
 
 impl RunningMesh<'_, '_> {
-    async fn run(&mut self, timing: TrialTiming) -> anyhow::Result<MeshSize> {
+    /// Starts the mesh, measures its rollout, its steady state and, if requested, changes, and stops it.
+    async fn start_and_measure(&mut self, timing: TrialTiming) -> anyhow::Result<MeshMeasurement> {
         let manifest_dir = &self.dir.join("mesh");
         self.write_manifests(manifest_dir).context("the manifests")?;
         let application = self.start_application()?;
@@ -107,8 +109,8 @@ impl RunningMesh<'_, '_> {
         let steady_mib = private_mib();
         let sidecar_pids = real_sidecars.iter().filter_map(BenchProcess::pid);
         let sidecar_mib = sidecar_pids.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
-        let mut mesh_figures = MeshSize {
-            sidecars: self.crowd.sidecars,
+        let mut mesh_figures = MeshMeasurement {
+            sidecars: self.setup.sidecars,
             mode: self.testbed.default_policy,
             rollout_s: rollout_seconds,
             rollout_cpu_s: cpu_seconds,
@@ -117,16 +119,17 @@ impl RunningMesh<'_, '_> {
             steady_cores,
             steady_memory_mib: steady_mib,
             empty_memory_mib: empty_mib,
-            per_sidecar_kib: (steady_mib - empty_mib) * 1024.0 / self.crowd.sidecars.max(1) as f64,
+            per_sidecar_kib: (steady_mib - empty_mib) * 1024.0 / self.setup.sidecars.max(1) as f64,
             sidecar_memory_mib: median(sidecar_mib).unwrap_or(0.0),
             changes: None,
         };
-        if self.crowd.changes == ChangeMeasurement::Yes {
+        if self.setup.changes == ChangeMeasurement::Yes {
             let traffic =
                 self.has_real_services().then(|| SequentialTraffic::start(self)).transpose()?;
-            let mut paths = changes::MeshPaths { manifest_dir, data_dir, control_address, timing };
+            let mut settings =
+                changes::ChangeSettings { manifest_dir, data_dir, control_address, timing };
             let (restarted_control, changes) =
-                self.measure_changes(&mut crowd, control_process, &mut paths).await?;
+                self.measure_changes(&mut crowd, control_process, &mut settings).await?;
             control_process = restarted_control;
             let (requests, failed) = match traffic {
                 Some(traffic) => traffic.stop_and_count().await,
@@ -150,7 +153,7 @@ impl RunningMesh<'_, '_> {
 
     /// Starts the application behind the real sidecars.
     fn start_application(&mut self) -> anyhow::Result<Option<BenchProcess>> {
-        if self.crowd.real_sidecars == 0 {
+        if self.setup.real_sidecars == 0 {
             return Ok(None);
         }
         let port = self.ports.port_for("application")?.to_string();
@@ -165,7 +168,7 @@ impl RunningMesh<'_, '_> {
         loop {
             let status = MeshSocket::from_data(data_dir).query_json("/status").await?;
             let registered = status["registered"].as_u64().unwrap_or_default();
-            if registered >= self.crowd.sidecars as u64 {
+            if registered >= self.setup.sidecars as u64 {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -202,10 +205,10 @@ impl RunningMesh<'_, '_> {
         control_address: SocketAddr,
     ) -> anyhow::Result<(BenchProcess, Vec<BenchProcess>)> {
         let (real_tokens, crowd_tokens) =
-            tokens.split_at(self.crowd.real_sidecars.min(tokens.len()));
+            tokens.split_at(self.setup.real_sidecars.min(tokens.len()));
         self.ports.port_for("application")?;
         let members = crowd_tokens.iter().enumerate().map(|(index, token)| {
-            let index = index + self.crowd.real_sidecars;
+            let index = index + self.setup.real_sidecars;
             let used_services = self.used_services(index).into_iter();
             anyhow::Ok(CrowdMember {
                 workload: workload_name(index),
@@ -217,19 +220,19 @@ impl RunningMesh<'_, '_> {
                 own_service: self.service_name_and_size(index / WORKLOADS_PER_SERVICE).0,
             })
         });
-        let config = CrowdConfig {
+        let plan = CrowdPlan {
             control: control_address,
             members: members.collect::<anyhow::Result<_>>()?,
         };
-        let config_file = self.dir.join("crowd.json");
-        std::fs::write(&config_file, serde_json::to_vec(&config)?)
+        let plan_file = self.dir.join("crowd.json");
+        std::fs::write(&plan_file, serde_json::to_vec(&plan)?)
             .context("the plan of the simulated sidecars")?;
         let mut real_sidecars = Vec::new();
         for (index, token) in real_tokens.iter().enumerate() {
             real_sidecars.push(self.start_sidecar(index, token)?);
         }
         let arguments =
-            ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), config_file.as_os_str()];
+            ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), plan_file.as_os_str()];
         let spec =
             ProcessSpec::leno_command(arguments)?.with_cores(self.testbed.load_cores.as_ref());
         Ok((BenchProcess::start_interactive(&spec, &self.dir.join("crowd.log"))?, real_sidecars))
@@ -273,8 +276,8 @@ impl RunningMesh<'_, '_> {
             }
             sleep(POLL_INTERVAL).await;
         }
-        let mut tokens = Vec::with_capacity(self.crowd.sidecars);
-        for index in 0..self.crowd.sidecars {
+        let mut tokens = Vec::with_capacity(self.setup.sidecars);
+        for index in 0..self.setup.sidecars {
             let path = format!("/token?workload={}", workload_name(index));
             let mut bundle = JoinBundle::parse(&mesh_socket.send_request("POST", &path).await?)?;
             bundle.control_addresses = vec![control_address];
@@ -286,7 +289,7 @@ impl RunningMesh<'_, '_> {
     /// Sends a request through each outbound listener of the real sidecars, so that they subscribe to the
     /// services as they would with traffic. The responses are ignored.
     async fn send_first_requests(&mut self) -> anyhow::Result<()> {
-        for index in 0..self.crowd.real_sidecars.min(self.crowd.sidecars) {
+        for index in 0..self.setup.real_sidecars.min(self.setup.sidecars) {
             for service_index in 0..self.used_services(index).len() {
                 let listener_address =
                     self.ports.address_for(&format!("listener-{index}-{service_index}"))?;

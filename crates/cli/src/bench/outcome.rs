@@ -64,7 +64,7 @@ pub(super) struct CoreCounts {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RepeatFigure {
     pub(super) name: &'static str,
-    pub(super) read_value: fn(&TrialResult) -> f64,
+    pub(super) read_figure: fn(&TrialResult) -> f64,
     /// The spread above which the figure counts as noisy; `None` for a figure that is never noisy.
     noisy_above: Option<f64>,
 }
@@ -73,48 +73,48 @@ pub(super) struct RepeatFigure {
 pub(super) const FIGURES: &[RepeatFigure] = &[
     RepeatFigure {
         name: "cpu_us_per_request",
-        read_value: |trial| trial.cpu_us_per_request.sum,
+        read_figure: |trial| trial.cpu_us_per_request.sum,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "rps", read_value: |trial| trial.rps, noisy_above: Some(NOISY_ABOVE) },
+    RepeatFigure { name: "rps", read_figure: |trial| trial.rps, noisy_above: Some(NOISY_ABOVE) },
     RepeatFigure {
         name: "latency_p50",
-        read_value: |trial| trial.latency_ms.p50,
+        read_figure: |trial| trial.latency_ms.p50,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "latency_p90",
-        read_value: |trial| trial.latency_ms.p90,
+        read_figure: |trial| trial.latency_ms.p90,
         noisy_above: None,
     },
     RepeatFigure {
         name: "latency_p95",
-        read_value: |trial| trial.latency_ms.p95,
+        read_figure: |trial| trial.latency_ms.p95,
         noisy_above: None,
     },
     RepeatFigure {
         name: "latency_p99",
-        read_value: |trial| trial.latency_ms.p99,
+        read_figure: |trial| trial.latency_ms.p99,
         noisy_above: Some(TAIL_NOISY_ABOVE),
     },
     RepeatFigure {
         name: "latency_p999",
-        read_value: |trial| trial.latency_ms.p999,
+        read_figure: |trial| trial.latency_ms.p999,
         noisy_above: None,
     },
     RepeatFigure {
         name: "idle_private",
-        read_value: |trial| trial.memory_kib.idle_private as f64,
+        read_figure: |trial| trial.memory_kib.idle_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_private",
-        read_value: |trial| trial.memory_kib.load_private as f64,
+        read_figure: |trial| trial.memory_kib.load_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_pss",
-        read_value: |trial| trial.memory_kib.load_pss as f64,
+        read_figure: |trial| trial.memory_kib.load_pss as f64,
         noisy_above: None,
     },
 ];
@@ -124,7 +124,7 @@ pub(super) const NOISY_ABOVE: f64 = 0.15;
 /// The noise threshold of the 99th percentile: tail latencies vary more.
 pub(super) const TAIL_NOISY_ABOVE: f64 = 0.5;
 /// The fraction of busy time from which a group of cores counts as saturated.
-const BUSY_SHARE: f64 = 0.95;
+const SATURATED_SHARE: f64 = 0.95;
 /// The number of cores busy with processes outside the trial, above which a trial counts as disturbed.
 pub(super) const DISTURBED_ABOVE: f64 = 0.1;
 
@@ -160,8 +160,9 @@ impl ContenderOutcome {
             p999: median_of(&|trial| trial.latency_ms.p999)?,
             max: median_of(&|trial| trial.latency_ms.max)?,
         };
-        let busy_proxies = median(repeats.iter().map(|trial| trial.cores_busy.proxies))?;
-        let busy_load = median(repeats.iter().map(|trial| trial.cores_busy.load_and_applications))?;
+        let busy_proxy_cores = median(repeats.iter().map(|trial| trial.cores_busy.proxies))?;
+        let busy_load_cores =
+            median(repeats.iter().map(|trial| trial.cores_busy.load_and_applications))?;
         let other_processes = |trial: &TrialResult| {
             trial.cores_busy.other_processes_on_proxy_cores
                 + trial.cores_busy.other_processes_on_load_cores
@@ -194,8 +195,9 @@ impl ContenderOutcome {
                 repeats.iter().map(other_processes).fold(0.0, f64::max),
             ),
             limited_by: throughput_limit(
-                busy_proxies + other_on_proxy_cores >= BUSY_SHARE * core_counts.proxy_cores as f64,
-                busy_load >= BUSY_SHARE * core_counts.load_cores as f64,
+                busy_proxy_cores + other_on_proxy_cores
+                    >= SATURATED_SHARE * core_counts.proxy_cores as f64,
+                busy_load_cores >= SATURATED_SHARE * core_counts.load_cores as f64,
             ),
             repeats,
         })
@@ -224,16 +226,14 @@ impl ContenderOutcome {
 
     /// Returns the median ratio to another contender, by figure. Results of the same repeat are compared, because a
     /// disturbance at that time affects both of them. Figures that are zero for either contender are omitted.
-    pub(super) fn ratios_to(&self, reference: &Self) -> BTreeMap<&'static str, f64> {
+    pub(super) fn ratios_to(&self, other: &Self) -> BTreeMap<&'static str, f64> {
         let median_ratio = |figure: &RepeatFigure| {
             let pairs = self.repeats.iter().filter_map(|own_repeat| {
                 // The other contender may have failed in this repeat.
-                let other_repeat = reference
-                    .repeats
-                    .iter()
-                    .find(|candidate| candidate.repeat == own_repeat.repeat)?;
+                let other_repeat =
+                    other.repeats.iter().find(|candidate| candidate.repeat == own_repeat.repeat)?;
                 let (own_figure, other_figure) =
-                    ((figure.read_value)(own_repeat), (figure.read_value)(other_repeat));
+                    ((figure.read_figure)(own_repeat), (figure.read_figure)(other_repeat));
                 (own_figure > 0.0 && other_figure > 0.0).then_some(own_figure / other_figure)
             });
             Some((figure.name, round_significant(median(pairs)?)))
@@ -252,7 +252,7 @@ fn throughput_limit(are_proxies_busy: bool, is_load_busy: bool) -> ThroughputLim
 
 fn figure_ranges(repeats: &[TrialResult]) -> BTreeMap<&'static str, RepeatRange> {
     let named_range = |figure: &RepeatFigure| {
-        let figures: Vec<f64> = repeats.iter().map(figure.read_value).collect();
+        let figures: Vec<f64> = repeats.iter().map(figure.read_figure).collect();
         Some((figure.name, RepeatRange::from_figures(&figures)?))
     };
     FIGURES.iter().filter_map(named_range).collect()

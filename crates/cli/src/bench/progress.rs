@@ -8,9 +8,9 @@ use crate::duration::format_duration;
 /// Reports the progress of a benchmark.
 #[derive(Debug)]
 pub(super) struct BenchProgress {
-    started: Instant,
+    start_time: Instant,
     step_count: usize,
-    started_steps: usize,
+    started_step_count: usize,
     /// The estimated duration of a step, used until the first step is complete.
     step_estimate: Duration,
     /// True if standard error is a terminal: one line is rewritten instead of a line per step. The control sequence
@@ -21,15 +21,24 @@ pub(super) struct BenchProgress {
 impl BenchProgress {
     pub(super) fn new(step_count: usize, step_estimate: Duration) -> Self {
         let is_terminal = std::io::stderr().is_terminal();
-        Self { started: Instant::now(), step_count, started_steps: 0, step_estimate, is_terminal }
+        Self {
+            start_time: Instant::now(),
+            step_count,
+            started_step_count: 0,
+            step_estimate,
+            is_terminal,
+        }
     }
 
     /// Begins a step: shows its name, its number and the remaining time.
     pub(super) fn begin_step(&mut self, step: &str) {
         let remaining = format_duration(self.remaining_time());
-        let line =
-            format!("[{}/{}] {step} · {remaining} left", self.started_steps + 1, self.step_count);
-        self.started_steps += 1;
+        let line = format!(
+            "[{}/{}] {step} · {remaining} left",
+            self.started_step_count + 1,
+            self.step_count
+        );
+        self.started_step_count += 1;
         match self.is_terminal {
             true => {
                 eprint!("\r\x1b[2K{line}");
@@ -51,10 +60,11 @@ impl BenchProgress {
     /// Estimates the time for the steps that have not started. All started steps are complete when this is called.
     fn remaining_time(&self) -> Duration {
         let remaining_steps =
-            u32::try_from(self.step_count.saturating_sub(self.started_steps)).unwrap_or(u32::MAX);
-        let time_per_step = match u32::try_from(self.started_steps) {
+            u32::try_from(self.step_count.saturating_sub(self.started_step_count))
+                .unwrap_or(u32::MAX);
+        let time_per_step = match u32::try_from(self.started_step_count) {
             Ok(0) | Err(_) => self.step_estimate,
-            Ok(started_steps) => self.started.elapsed() / started_steps,
+            Ok(started_step_count) => self.start_time.elapsed() / started_step_count,
         };
         time_per_step.saturating_mul(remaining_steps)
     }

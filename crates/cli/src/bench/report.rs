@@ -33,7 +33,7 @@ pub(super) struct SuiteReport {
     pub(super) cases: Vec<CaseReport>,
     /// The cost of meshes of different sizes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) meshes: Vec<MeshSize>,
+    pub(super) meshes: Vec<MeshMeasurement>,
     /// The cost of sidecars in meshes with few and with many services.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) services: Vec<MeshServices>,
@@ -109,12 +109,12 @@ pub(super) struct CaseReport {
     pub(super) contenders: BTreeMap<String, ContenderOutcome>,
 }
 
-/// The cost of a mesh of some size, for its control plane and its sidecars.
+/// The measured cost of one mesh, for its control plane and its sidecars.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct MeshSize {
+pub(super) struct MeshMeasurement {
     /// The number of sidecars, real and simulated ones.
     pub(super) sidecars: usize,
-    /// The default policy of the mesh.
+    /// The default policy of the mesh, which reports call `mode`.
     pub(super) mode: BenchDefaultPolicy,
     /// The time until every sidecar has all endpoints of its services, in seconds.
     pub(super) rollout_s: f64,
@@ -147,7 +147,7 @@ pub(super) struct MeshSize {
 pub(super) struct MeshChanges {
     /// The number of sidecars that use the moved endpoint.
     pub(super) users: usize,
-    /// The time until these sidecars receive a change.
+    /// The time until these sidecars receive a change: the median, and the 99th percentile.
     pub(super) endpoint_p50_ms: f64,
     pub(super) endpoint_p99_ms: f64,
     /// The number of messages to sidecars that do not use the endpoint.
@@ -156,7 +156,7 @@ pub(super) struct MeshChanges {
     pub(super) endpoint_recipients: f64,
     /// Bytes sent per change.
     pub(super) endpoint_bytes: f64,
-    /// The time until sidecars apply a change.
+    /// The time until sidecars apply a change: the median, and the 99th percentile.
     pub(super) rule_p50_ms: f64,
     pub(super) rule_p99_ms: f64,
     /// The number of sidecars that did not apply a change in time.
@@ -169,7 +169,7 @@ pub(super) struct MeshChanges {
     pub(super) storm_s: f64,
     /// Changes per second.
     pub(super) storm_per_s: f64,
-    /// The time until sidecars receive a change.
+    /// The time until sidecars receive a change: the median, and the 99th percentile.
     pub(super) storm_p50_ms: f64,
     pub(super) storm_p99_ms: f64,
     /// The number of changes that a sidecar did not receive in time, summed over all sidecars.
@@ -188,6 +188,7 @@ pub(super) struct MeshChanges {
     pub(super) reconnect_memory_mib: f64,
     /// The number of requests through real sidecars during all changes, including failed ones.
     pub(super) requests: u64,
+    /// The number of these requests that failed.
     pub(super) failed: u64,
 }
 
@@ -212,8 +213,8 @@ pub(super) enum PlotKind {
 #[derive(Debug, Clone)]
 pub(super) struct PlotData {
     pub(super) title: String,
-    /// The meaning of the figures, with their unit.
-    pub(super) about: String,
+    /// The text below the title: the meaning of the figures, and their unit.
+    pub(super) caption: String,
     pub(super) x_labels: Vec<String>,
     /// The name of each contender or default policy, and its figure for each label of the x axis; `None` if missing.
     pub(super) series: Vec<(String, Vec<Option<f64>>)>,

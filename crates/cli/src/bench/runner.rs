@@ -70,13 +70,12 @@ impl SuiteRunner {
                 results.notes.push(note);
             }
         }
-        let supporting_contenders =
-            self.find_supporting_contenders(contenders, cases, &mut results);
+        let supporting_indices = self.find_supporting_contenders(contenders, cases, &mut results);
         let steps: usize =
-            supporting_contenders.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
+            supporting_indices.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
         let mut progress = BenchProgress::new(steps, self.trial_duration());
         let mut random = SeededRandom::new(self.seed);
-        for (case, indices) in cases.iter().zip(&supporting_contenders) {
+        for (case, indices) in cases.iter().zip(&supporting_indices) {
             let case_contenders: Vec<&Contender> =
                 indices.iter().filter_map(|index| contenders.get(*index)).collect();
             self.configure_testbed(case, &mut results.notes);
@@ -105,7 +104,7 @@ impl SuiteRunner {
         for case in cases {
             let mut indices = Vec::new();
             for (index, contender) in contenders.iter().enumerate() {
-                match contender.check_support(&self.testbed, case.layout) {
+                match contender.build_report(&self.testbed, case.layout) {
                     Ok(contender_report) => {
                         indices.push(index);
                         add_contender(&mut results.contenders, contender_report, case.layout);

@@ -1,4 +1,4 @@
-//! Reads the CPU time and memory of processes, and finds their descendants.
+//! Reads the CPU time and memory of processes and the busy time of cores, and finds the descendants of a process.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -100,7 +100,7 @@ const PROJECT: MavenProject = MavenProject {
         "gateway/src/main/java/dev/leno/bench/Gateway.java",
         "gateway/src/main/resources/application.properties",
     ],
-    product: "target/apps",
+    build_output: "target/apps",
 };
 
 #[cfg(test)]

@@ -169,6 +169,7 @@ pub(super) fn new_table(header: &[&str]) -> Table {
     table
 }
 
+/// Formats a figure with a number of decimal digits, or `–` for 0: the contender has no proxies.
 fn format_or_dash(figure: f64, digits: usize) -> String {
     match figure > 0.0 {
         true => format!("{figure:.digits$}"),

@@ -31,7 +31,8 @@ pub(super) struct Testbed {
     pub(super) cache_directory: PathBuf,
     port_search: PortSearch,
     scratch: TempDir,
-    certificates_path: OnceCell<PathBuf>,
+    /// The directory of [`Testbed::certificates_directory`], once its certificates are issued.
+    issued_certificates: OnceCell<PathBuf>,
 }
 
 /// The traffic rules of a case, in addition to the authorization of [`BenchDefaultPolicy`].
@@ -84,7 +85,7 @@ impl Testbed {
             cache_directory,
             port_search: PortSearch::new(),
             scratch: scratch.context("cannot create a temporary directory")?,
-            certificates_path: OnceCell::new(),
+            issued_certificates: OnceCell::new(),
         })
     }
 
@@ -109,12 +110,12 @@ impl Testbed {
     /// # Errors
     /// If the certificates cannot be created.
     pub(super) fn certificates_directory(&self) -> anyhow::Result<PathBuf> {
-        if let Some(existing) = self.certificates_path.get() {
+        if let Some(existing) = self.issued_certificates.get() {
             return Ok(existing.clone());
         }
         let directory = self.scratch_directory().join("certificates");
         certificates::issue_certificates(&directory, &["client", "server", "gateway", "ratings"])
             .context("cannot create certificates for the contenders")?;
-        Ok(self.certificates_path.get_or_init(|| directory).clone())
+        Ok(self.issued_certificates.get_or_init(|| directory).clone())
     }
 }

@@ -185,7 +185,7 @@ async fn measure_trial(
     }
     // Start the load, once the proxies are idle and their memory is read.
     sleep(SETTLE_TIME).await;
-    let proxies = running_contender.role_pids(ProcessRole::Proxy).into_iter();
+    let proxies = running_contender.named_pids(ProcessRole::Proxy).into_iter();
     let idle_private =
         proxies.map(|(_, pid)| sample::memory_usage(&sample::process_tree(pid)).private_kib).sum();
     let load_spec = LoadSpec {

@@ -14,6 +14,8 @@ pub(super) struct Redaction {
 }
 
 impl Redaction {
+    /// Compiles the patterns.
+    ///
     /// # Errors
     /// If a pattern is invalid, which the tests rule out.
     pub(super) fn new() -> anyhow::Result<Self> {
@@ -39,6 +41,7 @@ impl Redaction {
 
     fn redact_string(&self, text: &str) -> String {
         let replacement = |captures: &Captures<'_>| {
+            // The named groups of both patterns: the text before a secret, which stays.
             let prefix_groups = ["kept", "header", "quoted", "word"];
             let prefix = prefix_groups.into_iter().find_map(|name| captures.name(name));
             format!("{}{REDACTED}", prefix.map_or("", |prefix| prefix.as_str()))
@@ -79,6 +82,7 @@ fn redact_entire_value(value: &mut Value) {
     }
 }
 
+/// The replacement of a secret.
 const REDACTED: &str = "[redacted]";
 
 /// Suffixes of secrets' names. `tokens` usually counts tokens of a bucket and is not a secret.

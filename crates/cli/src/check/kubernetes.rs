@@ -44,7 +44,7 @@ pub(super) fn run(
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn severity(finding: &ExamineResult) -> &'static str {
+fn verdict_label(finding: &ExamineResult) -> &'static str {
     match finding {
         ExamineResult::Passed(_) => "ok",
         ExamineResult::Warning(_) => "warning",
@@ -57,7 +57,7 @@ fn to_text(subjects: &[ExaminedSubject]) -> String {
         let text = examined.finding.to_string();
         format!(
             "{}: {}: {}\n",
-            severity(&examined.finding),
+            verdict_label(&examined.finding),
             examined.subject,
             output::escape_cell(&text)
         )
@@ -68,7 +68,7 @@ fn to_text(subjects: &[ExaminedSubject]) -> String {
 fn to_json(subjects: &[ExaminedSubject]) -> serde_json::Value {
     let to_value = |examined: &ExaminedSubject| {
         let mut value =
-            json!({"subject": examined.subject, "verdict": severity(&examined.finding)});
+            json!({"subject": examined.subject, "verdict": verdict_label(&examined.finding)});
         match &examined.finding {
             ExamineResult::Passed(text) => value["message"] = json!(text),
             ExamineResult::Warning(problem) | ExamineResult::Failed(problem) => {

@@ -83,6 +83,7 @@ fn parse_list(text: &str) -> anyhow::Result<Value> {
     serde_json::from_str(text).context("the list of network plugins is not JSON")
 }
 
+/// Returns the plugins of a list, to change them.
 fn plugins_mut(conflist: &mut Value) -> anyhow::Result<&mut Vec<Value>> {
     let plugins = conflist.get_mut("plugins").and_then(Value::as_array_mut);
     plugins.context("the list of network plugins has no `plugins`")

@@ -159,9 +159,9 @@ impl NodeArgs {
         let Some((namespace, name)) = daemon_set else {
             return false;
         };
-        let is_deleted =
+        let deletion_result =
             timeout(SHUTDOWN_TIMEOUT, node_client.is_daemon_set_gone(namespace, name)).await;
-        matches!(is_deleted, Ok(Ok(true)))
+        matches!(deletion_result, Ok(Ok(true)))
     }
 }
 

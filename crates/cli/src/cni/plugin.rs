@@ -135,6 +135,7 @@ fn parse_pod(arguments: &str) -> Option<RedirectRequest> {
     })
 }
 
+/// Queries the node agent for the redirection of a pod.
 fn query_node(socket: &Path, request: &RedirectRequest) -> anyhow::Result<RedirectResponse> {
     let query = || -> anyhow::Result<RedirectResponse> {
         let mut stream = UnixStream::connect(leno_listen::SocketPath::for_path(socket)?.path())?;

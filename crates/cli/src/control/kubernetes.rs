@@ -114,7 +114,9 @@ impl InClusterArgs {
 /// The tasks alongside a control plane in a cluster.
 #[derive(Debug)]
 pub(super) struct ClusterTasks {
+    /// Each task returns its name.
     tasks: JoinSet<&'static str>,
+    /// True once the tasks should stop.
     stop_sender: watch::Sender<bool>,
     /// The names of the tasks that must complete by themselves after the stop signal.
     self_ending_tasks: Vec<&'static str>,
@@ -310,7 +312,8 @@ fn start_status_writers(
     is_leader
 }
 
-/// Starts the tasks that write facts about sidecars into the cluster.
+/// Starts the tasks that write the control plane's observations of sidecars into the cluster, as events and
+/// annotations.
 fn start_fact_writers(
     client: &Client,
     args: &InClusterArgs,
@@ -378,12 +381,14 @@ async fn report_progress(
 /// The desired gateway resources, and the leadership of this control plane.
 struct GatewayLeadership {
     desired_gateways: watch::Receiver<Arc<Vec<DesiredGateway>>>,
+    /// True while this control plane holds the lease.
     is_leader: watch::Receiver<bool>,
 }
 
 /// The settings of the mesh for new sidecars.
 struct NewSidecarSettings {
     exclusions: watch::Receiver<Exclusions>,
+    /// The minimum security settings of the MeshConfig, which annotations cannot lower.
     floor: watch::Receiver<SecurityFloor>,
 }
 

@@ -164,7 +164,7 @@ impl DemoArgs {
         ports: BookinfoPorts,
         serve_hint: &str,
     ) -> anyhow::Result<DemoReport> {
-        if !mesh.wait_until_up(START_TIMEOUT).await {
+        if !mesh.wait_until_settled(START_TIMEOUT).await {
             let workload_states = mesh.workload_states();
             let waiting_workloads: Vec<String> = workload_states
                 .iter()

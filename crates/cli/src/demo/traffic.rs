@@ -113,6 +113,7 @@ fn build_load_plan(ports: &BookinfoPorts, duration: Duration) -> LoadPlan {
     LoadPlan {
         load_model: LoadModel::Closed { connections: CONNECTION_COUNT },
         duration,
+        // A short run is at most one fifth longer with its warm-up.
         warm_up: WARM_UP_DURATION.min(duration / 5),
         timeout: REQUEST_TIMEOUT,
         seed: RANDOM_SEED,

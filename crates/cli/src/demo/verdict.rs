@@ -33,17 +33,17 @@ impl DemoFindings {
             .map(|after| service_report(self.observation_before(after), after))
             .collect();
         let split = reviews_split(&services);
-        let mtls = self.check_mtls();
+        let mtls_result = self.check_mtls();
         let checks = vec![
             self.check_success(),
             check_participation(&services),
             check_result("split", check_split(&split)),
-            check_result("mutual TLS", mtls.clone()),
+            check_result("mutual TLS", mtls_result.clone()),
             self.check_denial(),
         ];
         DemoReport {
             duration: self.load_report.elapsed,
-            mtls: mtls.is_ok(),
+            mtls: mtls_result.is_ok(),
             denied_status: self.denial_outcome.as_ref().ok().copied(),
             split,
             services,
@@ -80,6 +80,7 @@ impl DemoFindings {
 
     /// Describes encryption and identity between sidecars, or returns the first violation.
     fn check_mtls(&self) -> Result<String, String> {
+        // A link is an inbound connection of another sidecar.
         let mut link_count = 0;
         let mut request_count = 0;
         let mut peers = BTreeSet::new();

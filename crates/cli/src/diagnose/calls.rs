@@ -1,7 +1,8 @@
 //! Finds the services that a workload calls, and builds the diagnosis steps for its requests to them.
 //!
 //! A workload calls a service if its sidecar subscribes to the service, has an outbound listener for it, or sent it
-//! counted requests, or if a route of a called service forwards requests to it.
+//! counted requests, or if a route of a called service forwards requests to it. An edge is the requests from one
+//! source, such as a workload or a service, to one service.
 
 use std::collections::BTreeSet;
 
@@ -105,8 +106,7 @@ fn counted_services<'a>(
         .collect()
 }
 
-/// Returns the counted requests of a workload, including the requests counted for services that select no other
-/// workload.
+/// Returns the edges from a workload, and from services that select no other workload.
 fn counted_edges<'a>(
     inputs: &'a DiagnosisInputs,
     workload: &WorkloadStatus,

@@ -10,8 +10,8 @@ use leno_control::{exit_hint, port_hint};
 use super::steps::{DiagnosisInputs, DiagnosisStep, StepVerdict, is_on_path};
 use crate::duration::format_duration;
 
-/// Returns the steps in startup order. An open circuit is a problem if `to` is absent, or on the path to the
-/// service `to`; otherwise it is a notice.
+/// Returns the steps for the conditions, in startup order. An open circuit is a problem if `to` is absent, or on the
+/// path to the service `to`; otherwise it is a notice.
 pub(super) fn condition_steps(
     inputs: &DiagnosisInputs,
     workload: &WorkloadStatus,

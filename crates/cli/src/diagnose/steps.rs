@@ -406,7 +406,7 @@ fn request_steps(inputs: &DiagnosisInputs, service: &str) -> Vec<DiagnosisStep> 
         .collect()
 }
 
-/// Returns the most frequent reason of recent failed requests to a service.
+/// Returns the most frequent reason of recent failed requests to a service; `None` if none has a known reason.
 pub(super) fn most_frequent_reason<'a>(
     inputs: &'a DiagnosisInputs,
     service: &str,
@@ -415,7 +415,8 @@ pub(super) fn most_frequent_reason<'a>(
     reasons.max_by_key(|(_, count)| **count).map(|(reason, _)| reason.as_str())
 }
 
-/// Returns the step for a success rate (0 to 1), with the most frequent reason if the rate is low.
+/// Returns the step for a success rate (0 to 1), with the most frequent reason if the rate is low. `requests` names the
+/// requests in the message.
 pub(super) fn success_step(
     success_rate: f64,
     requests: &str,

@@ -94,7 +94,7 @@ pub(super) fn decide_port(
     }
 }
 
-/// Describes the policies for a request to a port, or for an opaque connection.
+/// Describes the policies for a request to a port; `request` is `None` for an opaque connection.
 fn describe_traffic_policy(
     port: &CompiledPort,
     policies: EffectivePolicies<'_>,

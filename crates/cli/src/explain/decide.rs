@@ -199,7 +199,7 @@ impl RequestDecision {
         let compiled = CompiledSnapshot::build(snapshot, None)?;
         let called_service = decision.service.as_ref();
         let outcome = match called_service.is_some_and(|name| compiled.service(name).is_some()) {
-            true => decision.decide_path(objects, &compiled, request)?,
+            true => decision.decide_stages(objects, &compiled, request)?,
             // TCP to an address outside the mesh has no host name for an egress rule to match.
             false if request.target.is_tcp => Err(Reason::UnknownService),
             false => EgressPermission::for_request(objects, &compiled, called_service, request)
@@ -220,7 +220,7 @@ impl RequestDecision {
     }
 
     /// Runs the stages of the client's sidecar, then of the endpoints' sidecars. The inner error is the client's rejection.
-    fn decide_path(
+    fn decide_stages(
         &mut self,
         objects: &[Object],
         compiled: &CompiledSnapshot,

@@ -30,11 +30,11 @@ pub(super) fn check_access(
 ) -> anyhow::Result<EndpointAccess> {
     let config = &snapshot.config;
     let access = InboundAccess::from_config(config)?;
-    let connection_permit = access.authorize_connection(Some(peer), port);
+    let connection_result = access.authorize_connection(Some(peer), port);
     // An opaque connection may carry requests, which are hidden from the sidecar because it does not parse the
     // bytes.
     if is_opaque
-        && connection_permit.is_ok()
+        && connection_result.is_ok()
         && let Some(policy) = config.policy_rejecting_hidden_requests(port)
     {
         let decision = PolicyDecision::from_whole_policy(policy, &Arc::default());
@@ -42,19 +42,19 @@ pub(super) fn check_access(
     }
     let header_fields = request.request_headers();
     if !is_opaque
-        && connection_permit.is_ok()
+        && connection_result.is_ok()
         && let Some(decision) =
             find_missing_token(snapshot, &request.request_view(&header_fields), port)?
     {
         return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(decision)));
     }
-    let request_permit = connection_permit.and_then(|permit| match is_opaque {
+    let request_result = connection_result.and_then(|permit| match is_opaque {
         true => access
             .authorize_tcp(&permit)
             .and_then(|allowed| access.authorize_hidden_request(&permit).map(|()| allowed)),
         false => access.authorize_request(&permit, &request.request_view(&header_fields)),
     });
-    Ok(match request_permit {
+    Ok(match request_result {
         Ok(permit) => match (permit.would_deny(), access.decision(permit)) {
             (Some(reason), decision) => EndpointAccess::DryRun(reason, decision.cloned()),
             (None, Some(decision)) => EndpointAccess::Allowed(decision.clone()),

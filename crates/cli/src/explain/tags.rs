@@ -19,14 +19,16 @@ pub(super) struct DecidedTags {
 }
 
 impl DecidedTags {
+    /// Evaluates the tag rules of a port for a request, or for an opaque connection if `request` is `None`.
+    /// `endpoints` are all endpoints of the port.
     pub(super) fn for_request(
-        tags: &CompiledTagRules,
+        tag_rules: &CompiledTagRules,
         request: Option<&RequestView<'_>>,
         endpoints: &[Arc<Endpoint>],
     ) -> Self {
-        let outcomes = tags.all_outcomes(request);
+        let outcomes = tag_rules.all_outcomes(request);
         let mut decided =
-            Self { rules: tags.rules().clone(), outcomes, excluded_endpoints: Vec::new() };
+            Self { rules: tag_rules.rules().clone(), outcomes, excluded_endpoints: Vec::new() };
         decided.excluded_endpoints =
             endpoints.iter().filter(|endpoint| !decided.is_selected(endpoint)).cloned().collect();
         decided

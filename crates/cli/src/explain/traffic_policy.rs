@@ -270,6 +270,7 @@ fn describe_outlier_detection(rule: &OutlierDetection) -> String {
     )
 }
 
+/// Describes the minimum number of endpoints that outlier detection does not eject.
 fn describe_min_healthy(count: u32) -> String {
     if count == 1 { "1 stays".to_owned() } else { format!("{count} stay") }
 }

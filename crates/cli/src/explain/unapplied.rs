@@ -144,6 +144,7 @@ fn tag_effects(object: &Object, service: &ServiceName, port: u16) -> TagEffects 
 /// A backend of a decided request, with the mesh configuration and the decision.
 struct BackendContext<'a> {
     objects: &'a [Object],
+    /// All policies of the mesh that are attached to services.
     policies: &'a [&'a ServicePolicy],
     /// The service and the port that the client calls; a route may forward the request to another backend.
     called_port: (&'a ServiceName, u16),

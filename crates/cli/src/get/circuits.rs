@@ -79,8 +79,9 @@ pub(crate) async fn query_sidecar_circuits(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
 ) -> Result<Vec<ListedCircuit>, String> {
-    let list = sidecars::query_sidecar::<CircuitList>(mesh, &proxy.workload, "/circuits").await;
-    list.map(|list| list.circuits)
+    let query_result =
+        sidecars::query_sidecar::<CircuitList>(mesh, &proxy.workload, "/circuits").await;
+    query_result.map(|list| list.circuits)
 }
 
 /// Queries the circuit breakers of every sidecar; the results have the order of `proxies`.

@@ -51,8 +51,9 @@ pub(crate) async fn query_sidecar_ejected(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
 ) -> Result<Vec<EjectedEndpoint>, String> {
-    let list = sidecars::query_sidecar::<EjectedList>(mesh, &proxy.workload, "/ejected").await;
-    list.map(|list| list.ejected)
+    let query_result =
+        sidecars::query_sidecar::<EjectedList>(mesh, &proxy.workload, "/ejected").await;
+    query_result.map(|list| list.ejected)
 }
 
 /// Queries the ejected endpoints of every sidecar; the results have the order of `proxies`.

@@ -22,7 +22,7 @@ pub(super) fn rule_table(rules: &[RuleStatus]) -> Listing {
     listing
 }
 
-/// Returns the matches of one object's rules within the last hour; empty if there were none.
+/// Returns the number of matches of each rule of one object within the last hour; empty if no rule matched.
 pub(super) fn describe_matches(rules: &[RuleStatus], kind: &str, name: &str) -> String {
     let object_rules = rules.iter().filter(|rule| rule.kind == kind && rule.name == name);
     let matches = object_rules.map(|RuleStatus { rule, matches_1h, .. }| match rule.as_str() {

@@ -341,7 +341,7 @@ pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -
     listing
 }
 
-/// Lists rejections and warnings, one per line.
+/// Lists rejections and warnings, and the problem of a rejected change of the trust domain, one per line.
 pub(super) fn format_rejections(response: &Value) -> String {
     let mut text = String::new();
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {

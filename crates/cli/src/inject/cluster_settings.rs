@@ -31,7 +31,7 @@ pub(super) struct ClusterSettings {
     pub(super) uses_cni_plugin: bool,
     /// Traffic excluded from redirection for every sidecar.
     pub(super) exclusions: Exclusions,
-    /// The minimums that annotations cannot lower.
+    /// The minimum security settings of the MeshConfig, which annotations cannot lower.
     pub(super) floor: SecurityFloor,
     /// The labels and annotations of namespaces, keyed by the names of the namespaces in the manifests.
     pub(super) namespaces: BTreeMap<String, NamespaceMetadata>,
@@ -60,8 +60,8 @@ impl ClusterSettings {
         let own_namespace = Name::new(namespace).ok();
         let settings_namespaces =
             installed_options.settings_namespaces.iter().cloned().chain(own_namespace);
-        let settings = read_sidecar_settings(&client, settings_namespaces.collect()).await;
-        let (exclusions, floor) = settings.map_err(from_api_error).context(
+        let settings_result = read_sidecar_settings(&client, settings_namespaces.collect()).await;
+        let (exclusions, floor) = settings_result.map_err(from_api_error).context(
             "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: request \
              permission to list it, or pass --roots FILE and annotate the pods",
         )?;

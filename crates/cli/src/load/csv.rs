@@ -16,6 +16,7 @@ pub(super) fn render(summary: &LoadSummary) -> String {
     text
 }
 
+/// Formats the fields of one rate, in the order of `FIELD_NAMES`.
 fn format_fields(step: &LoadSummary) -> [String; FIELD_NAMES.len()] {
     let format_number =
         |value: Option<f64>| value.map(|number| format!("{number:.3}")).unwrap_or_default();

@@ -182,7 +182,7 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
         PlotLine {
             name: rate.map_or(String::new(), |rate| format!("{rate}/s")),
             class: "one",
-            // The line of the last rate is opaque, those of earlier rates are fainter.
+            // The line of the last rate is opaque. Those of earlier rates are fainter, down to an opacity of 0.3.
             opacity: 1.0 - 0.7 * (rate_count - 1 - index) as f64 / rate_count as f64,
             points: points.collect(),
             marks: marks.collect(),
@@ -299,8 +299,10 @@ fn interval_middle(interval: &IntervalSummary) -> f64 {
 /// The maximum number of nines on the percentile axis: 99.9999 %.
 const MAX_NINES: f64 = 6.0;
 
+/// The labels of the percentile axis, by the number of nines.
 const NINES_LABELS: [&str; 7] = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"];
 
+/// The percentiles that have a mark on each line, with their shares of the requests.
 const PERCENTILES: [(&str, f64); 8] = [
     ("p25", 0.25),
     ("p50", 0.5),

@@ -108,6 +108,8 @@ impl SvgPlot {
         svg
     }
 
+    /// Draws the axes with their labels. The inline numbers are distances between lines and text: 4 below a line puts
+    /// the text at the middle of its height.
     fn draw_axes(&self, svg: &mut String) {
         let (bottom, right) = (HEIGHT - BOTTOM_MARGIN, WIDTH - RIGHT_MARGIN);
         for tick in &self.y_axis.ticks {

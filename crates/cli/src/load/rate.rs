@@ -10,8 +10,8 @@ pub(super) struct Rates(pub(super) Vec<u32>);
 /// A message for users, if a number is invalid or zero, or there are more than 100 rates.
 pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
     let invalid = || "use for example 1000, or 1000:4000:1000 for several".to_owned();
-    let numbers: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
-    match numbers.map_err(|_| invalid())?.as_slice() {
+    let parse_result: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
+    match parse_result.map_err(|_| invalid())?.as_slice() {
         [0, ..] | [_, 0, _] | [_, _, 0] => Err("a rate or step of 0 is invalid".to_owned()),
         [rate] => Ok(Rates(vec![*rate])),
         [from, to, step] => {

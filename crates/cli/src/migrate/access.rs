@@ -106,6 +106,7 @@ fn convert_tcp_rule(
     })
 }
 
+/// Returns the first result of `select`.
 fn find_object<'a, T>(
     objects: &[&'a Object],
     select: impl Fn(&'a Object) -> Option<T>,

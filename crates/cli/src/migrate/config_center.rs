@@ -164,7 +164,7 @@ pub(super) fn convert_item(
     item: &ConfigCenterItem,
     namespace: &str,
 ) -> RewriteResult {
-    if let Some(reason) = rule::previous_rule_reason(&item.key) {
+    if let Some(reason) = rule::legacy_rule_reason(&item.key) {
         return RewriteResult::Dropped(reason);
     }
     let Some((rule_type, scenario)) = split_key(item) else {

@@ -128,7 +128,7 @@ pub(super) fn read_files(
             output_files.push(output_file.clone());
             let text = fs::read_to_string(&file)
                 .with_context(|| format!("cannot read {}", file.display()))?;
-            reader.read(&file, &output_file, &text, namespace);
+            reader.read_file_text(&file, &output_file, &text, namespace);
         }
     }
     reader.into_documents()
@@ -140,7 +140,7 @@ pub(super) fn read_files(
 /// If there is no document, or a document of a native kind is rejected.
 pub(super) fn read_text(text: &str, namespace: &str) -> anyhow::Result<Vec<SourceDocument>> {
     let mut reader = DocumentReader::default();
-    reader.read(Path::new("text"), Path::new("text"), text, namespace);
+    reader.read_file_text(Path::new("text"), Path::new("text"), text, namespace);
     reader.into_documents()
 }
 
@@ -153,7 +153,13 @@ struct DocumentReader {
 
 impl DocumentReader {
     /// Reads one file with the content `file_text`. The results of its documents are written to `output_file`.
-    fn read(&mut self, file: &Path, output_file: &Path, file_text: &str, namespace: &str) {
+    fn read_file_text(
+        &mut self,
+        file: &Path,
+        output_file: &Path,
+        file_text: &str,
+        namespace: &str,
+    ) {
         for (line, text) in split_documents(file_text) {
             let location = format!("{}:{line}", output::format_line(&file.display()));
             let items = config_center::parse_items(text);

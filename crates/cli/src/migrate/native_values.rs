@@ -34,6 +34,7 @@ pub(super) fn write_route_matches(request: &RequestMatch) -> Vec<Value> {
     methods.collect()
 }
 
+/// Inserts the path and the headers, which both kinds of matches write in the same form.
 fn insert_path_and_headers(request: &RequestMatch, fields: &mut Map<String, Value>) {
     let path = match &request.path {
         PathMatch::Any => None,

@@ -1,4 +1,5 @@
-//! Converts the route rules of Sermant, a Java agent for service governance, to `TagRoute`s and `Lane`s.
+//! Converts the route rules of Sermant, a Java agent for service governance, to `TagRoute`s and `Lane`s. A `TagRoute`
+//! selects instances by their tags, and a `Lane` marks requests with headers.
 
 mod native;
 mod write;
@@ -45,9 +46,9 @@ pub(super) fn convert_item(
         }
         let lanes = convert_lanes(&sermant_rules.lanes, &mut differences)?;
         if let (TagScope::Service(service, _), false) = (scope, lanes.is_empty()) {
-            let lane_rules: Result<Vec<Value>, String> =
+            let lane_rules_result: Result<Vec<Value>, String> =
                 lanes.iter().map(write_lane_rule).collect();
-            let spec = json!({"service": service.name.as_str(), "rules": lane_rules?});
+            let spec = json!({"service": service.name.as_str(), "rules": lane_rules_result?});
             converted_objects.push(build_object("Lane", spec));
         }
     }
@@ -67,15 +68,15 @@ fn write_tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, Stri
         TagScope::Mesh => json!({"scope": "mesh"}),
     };
     if !tag_rules.rules.is_empty() {
-        let yaml_rules: Result<Vec<Value>, String> =
+        let rules_result: Result<Vec<Value>, String> =
             tag_rules.rules.iter().map(write_rule).collect();
         spec["fallbackPolicy"] = write_fallbacks(&tag_rules.fallback_policy);
-        spec["rules"] = yaml_rules?.into();
+        spec["rules"] = rules_result?.into();
     }
     if !tag_rules.caller_rules.is_empty() {
-        let preferences: Result<Vec<Value>, String> =
+        let preferences_result: Result<Vec<Value>, String> =
             tag_rules.caller_rules.iter().map(write_preference).collect();
-        spec["preferSameTag"] = preferences?.into();
+        spec["preferSameTag"] = preferences_result?.into();
     }
     Ok(spec)
 }

@@ -149,6 +149,7 @@ fn build_route_object(
     })
 }
 
+/// Builds the `backendRefs` of a split for one port of its root service.
 fn build_backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
     let to_backend_ref = |backend: &leno_model::SplitBackend| json!({"name": backend.service.name.as_str(), "port": port, "weight": backend.weight});
     split.backends.iter().map(to_backend_ref).collect()

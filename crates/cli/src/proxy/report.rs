@@ -93,7 +93,9 @@ pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
 /// The sources of a sidecar's reports, and the port states that the supervisor's orders change.
 pub(super) struct ReportSources<F> {
+    /// The states of the listeners; `None` until the first configuration is applied.
     pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
+    /// The address of the admin endpoint.
     pub(super) admin: SocketAddr,
     /// Returns the number of requests in progress.
     pub(super) in_flight: F,

@@ -27,7 +27,7 @@ pub(super) struct NftRule {
     pub(super) verdict: NftVerdict,
 }
 
-/// One condition on a connection.
+/// A condition of a rule, which nft(8) calls a match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NftMatch {
     /// A process of this user opened the connection.
@@ -80,8 +80,8 @@ impl fmt::Display for NftChain {
         writeln!(f, "    type nat hook {name} priority {PRIORITY}; policy accept;")?;
         for NftRule { matches, verdict } in &self.rules {
             f.write_str("    ")?;
-            for condition in matches {
-                write!(f, "{condition} ")?;
+            for nft_match in matches {
+                write!(f, "{nft_match} ")?;
             }
             writeln!(f, "{verdict}")?;
         }

@@ -26,6 +26,8 @@ pub(super) fn verify_redirection() -> anyhow::Result<()> {
     );
 }
 
+/// True if a connection to an unused address arrives at the sidecar's port; false if it does not arrive, or this
+/// machine does not support the IP version.
 fn is_redirected(unused_address: IpAddr) -> anyhow::Result<bool> {
     let any_address = match unused_address {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
@@ -49,8 +51,8 @@ fn is_redirected(unused_address: IpAddr) -> anyhow::Result<bool> {
     // The kernel completes the handshake before `accept`. If no connection arrives at the listener, another
     // host has responded to the probe.
     SockRef::from(&listener).set_read_timeout(Some(PROBE_TIMEOUT))?;
-    let accepted_address = listener.accept().map(|(_, peer_address)| peer_address);
-    Ok(accepted_address.is_ok_and(|peer_address| {
+    let accept_result = listener.accept().map(|(_, peer_address)| peer_address);
+    Ok(accept_result.is_ok_and(|peer_address| {
         probe.local_addr().is_ok_and(|local_address| local_address == peer_address)
     }))
 }

@@ -57,7 +57,7 @@ fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
 }
 
 fn compare_rates(first: &NamedRateStatus, second: &NamedRateStatus, order: SortOrder) -> Ordering {
-    // The order is descending, so the lowest success rate needs the highest value.
+    // The order is descending, so the lowest success rate needs the highest value. -1 is below all values.
     let value_in_column = |rates: &RateStatus| match order {
         SortOrder::Rate => Some(rates.per_second),
         SortOrder::Success => rates.success.map(|share| 1.0 - share),
@@ -303,7 +303,7 @@ fn sidecar_table(content: &ScreenContent) -> Listing {
     listing
 }
 
-/// The styling of a line.
+/// The styling of a line: by the health of the traffic in a row, or by the role of the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LineStyle {
     Header,

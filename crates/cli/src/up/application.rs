@@ -51,7 +51,7 @@ pub(super) struct ApplicationProgress {
     pub(super) restarts: u64,
     /// The number of consecutive exits soon after a start.
     pub(super) failures: u32,
-    /// The exit status of the last process.
+    /// The exit status or error of the last process; `None` before the first exit.
     pub(super) last_exit: Option<String>,
     /// The states of the application's ports while it runs.
     pub(super) ports: Ports,
@@ -127,8 +127,8 @@ impl ApplicationProgress {
 }
 
 /// Changes the phase and its start time. Does nothing if the application is in this phase already.
-fn change_phase(progress: &watch::Sender<ApplicationProgress>, phase: ApplicationPhase) {
-    progress.send_if_modified(|progress| {
+fn change_phase(progress_sender: &watch::Sender<ApplicationProgress>, phase: ApplicationPhase) {
+    progress_sender.send_if_modified(|progress| {
         let has_changed = progress.phase != phase;
         if has_changed {
             progress.phase = phase;
@@ -151,28 +151,29 @@ fn change_phase(progress: &watch::Sender<ApplicationProgress>, phase: Applicatio
 /// Inputs of an application's supervisor.
 pub(super) struct ApplicationInputs {
     /// The current configuration of the workload.
-    pub(super) workload: watch::Receiver<Arc<Workload>>,
+    pub(super) workload_receiver: watch::Receiver<Arc<Workload>>,
     /// The last report of the workload's sidecar; `None` while the sidecar does not run.
-    pub(super) reports: watch::Receiver<Option<SidecarReport>>,
+    pub(super) report_receiver: watch::Receiver<Option<SidecarReport>>,
     /// True if the application should stop permanently.
-    pub(super) stop: watch::Receiver<bool>,
+    pub(super) stop_receiver: watch::Receiver<bool>,
 }
 
-/// Keeps the application of a workload running until `inputs.stop`. A change of the command or of the
+/// Keeps the application of a workload running until `inputs.stop_receiver` is true. A change of the command or of the
 /// environment restarts the application; other changes do not.
 pub(super) async fn supervise(
     command_builder: &CommandBuilder,
     placement: &Placement,
     mut inputs: ApplicationInputs,
-    progress: &watch::Sender<ApplicationProgress>,
+    progress_sender: &watch::Sender<ApplicationProgress>,
 ) {
-    let name = inputs.workload.borrow().name.clone();
+    let name = inputs.workload_receiver.borrow().name.clone();
     let mut restart_backoff = RestartBackoff::default();
     let mut output_tasks = JoinSet::new();
-    while let Some(launch) = inputs.next_launch(progress).await {
+    while let Some(launch) = inputs.next_launch(progress_sender).await {
         let start = Instant::now();
         let exit =
-            run_application(command_builder, &launch, placement, &mut inputs, progress).await;
+            run_application(command_builder, &launch, placement, &mut inputs, progress_sender)
+                .await;
         // All processes of the application's process group have exited.
         process_groups::remove_record(&command_builder.record_path(&name));
         command_builder.running_applications().remove_run(&name);
@@ -186,24 +187,24 @@ pub(super) async fn supervise(
             ApplicationExit::Exited(reason, child) => (reason, child),
         };
         let delay = restart_backoff.delay_after(start.elapsed());
-        progress.send_modify(|progress| {
+        progress_sender.send_modify(|progress| {
             progress.restarts += 1;
             progress.failures = restart_backoff.failure_count();
             progress.last_exit = Some(reason.clone());
         });
-        change_phase(progress, ApplicationPhase::Restarting);
+        change_phase(progress_sender, ApplicationPhase::Restarting);
         if let Some(child) = child {
             child.finish_output_in_background(&mut output_tasks).await;
         }
         tracing::warn!(%name, %reason, ?delay, "the application exited; restarting it");
-        let ApplicationInputs { workload, reports, stop } = &mut inputs;
+        let ApplicationInputs { workload_receiver, report_receiver, stop_receiver } = &mut inputs;
         tokio::select! {
             () = sleep(delay) => {}
-            () = wait_until_outdated(workload, reports, &launch) => restart_backoff.reset_failures(),
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = wait_until_outdated(workload_receiver, report_receiver, &launch) => restart_backoff.reset_failures(),
+            _ = stop_receiver.wait_for(|stop| *stop) => break,
         }
     }
-    change_phase(progress, ApplicationPhase::Stopped);
+    change_phase(progress_sender, ApplicationPhase::Stopped);
 }
 
 /// The reason why a run of an application ended.
@@ -212,20 +213,21 @@ enum ApplicationExit {
     Stopped,
     /// The supervisor stopped the application, because its command or environment changed.
     Outdated,
-    /// The application exited with this status or error. Its output may be incomplete.
+    /// The application exited with this status or error. The output of its process may be incomplete; `None` if no
+    /// process could be started.
     Exited(String, Option<Box<ChildProcess>>),
 }
 
-/// Runs the application once: until it exits, until its command or environment changes, or until `inputs.stop`.
+/// Runs the application once: until it exits, until its command or environment changes, or until it should stop.
 /// All of its processes have exited on return.
 async fn run_application(
     command_builder: &CommandBuilder,
     launch: &ApplicationLaunch,
     placement: &Placement,
     inputs: &mut ApplicationInputs,
-    progress: &watch::Sender<ApplicationProgress>,
+    progress_sender: &watch::Sender<ApplicationProgress>,
 ) -> ApplicationExit {
-    let workload_name = inputs.workload.borrow().name.clone();
+    let workload_name = inputs.workload_receiver.borrow().name.clone();
     let name = workload_name.to_string();
     let command = command_builder.application_command(&workload_name, launch, placement);
     let listening_before = ports::listening_inodes();
@@ -240,20 +242,20 @@ async fn run_application(
         Err(error) => return ApplicationExit::Exited(error.to_string(), None),
     };
     let pid = child.pid();
-    let mut application_run = ApplicationRun::from_leader(pid);
+    let mut application_run = ApplicationRun::from_first_process(pid);
     if let Some(run) = application_run.clone() {
         command_builder.running_applications().add_run(&workload_name, run);
     }
-    change_phase(progress, ApplicationPhase::Starting(pid));
+    change_phase(progress_sender, ApplicationPhase::Starting(pid));
     let has_own_namespace = !placement.wrapper.is_empty();
-    let workload = inputs.workload.clone();
-    let port_observation = observe_ports(
-        ObservedApplication { pid, workload, listening_before, has_own_namespace },
-        progress,
+    let workload_receiver = inputs.workload_receiver.clone();
+    let port_observation = track_ports(
+        ObservedApplication { pid, workload_receiver, listening_before, has_own_namespace },
+        progress_sender,
     );
     let record_path = command_builder.record_path(&workload_name);
-    let ApplicationInputs { workload, reports, stop } = inputs;
-    let outdated_wait = wait_until_outdated(workload, reports, launch);
+    let ApplicationInputs { workload_receiver, report_receiver, stop_receiver } = inputs;
+    let outdated_wait = wait_until_outdated(workload_receiver, report_receiver, launch);
     let exit = tokio::select! {
         status = child.wait_until_exited() => {
             let reason = status.map_or_else(|error| error.to_string(), |status| status.to_string());
@@ -261,26 +263,26 @@ async fn run_application(
             return ApplicationExit::Exited(reason, Some(Box::new(child)));
         }
         () = outdated_wait => ApplicationExit::Outdated,
-        _ = stop.wait_for(|stop| *stop) => ApplicationExit::Stopped,
+        _ = stop_receiver.wait_for(|stop| *stop) => ApplicationExit::Stopped,
         never = port_observation => match never {},
         never = process_groups::maintain_record(&record_path, pid) => match never {},
     };
     if matches!(exit, ApplicationExit::Outdated) {
         // New requests wait for the next process while this one completes its requests.
-        change_phase(progress, ApplicationPhase::Waiting);
-        if !workload.borrow().ports.is_empty() {
+        change_phase(progress_sender, ApplicationPhase::Waiting);
+        if !workload_receiver.borrow().ports.is_empty() {
             tracing::info!(
                 name,
                 "the command of the application changed: its requests in progress are completed first"
             );
-            progress.send_modify(|progress| progress.is_draining = true);
+            progress_sender.send_modify(|progress| progress.is_draining = true);
             let drain_timeout = command_builder.drain_timeout() / 2;
             tokio::select! {
-                () = sidecar::wait_until_idle(|| is_busy(reports), drain_timeout) => {}
+                () = sidecar::wait_until_idle(|| is_busy(report_receiver), drain_timeout) => {}
                 _ = child.wait_until_exited() => {}
-                _ = stop.wait_for(|stop| *stop) => {}
+                _ = stop_receiver.wait_for(|stop| *stop) => {}
             }
-            progress.send_modify(|progress| progress.is_draining = false);
+            progress_sender.send_modify(|progress| progress.is_draining = false);
         }
     }
     let deadline = Instant::now() + STOP_TIMEOUT;
@@ -309,33 +311,33 @@ async fn kill_leftovers(name: &str, application_run: Option<&ApplicationRun>, ma
 }
 
 /// True until the sidecar reports that no request is in progress; false while no sidecar runs.
-fn is_busy(reports: &watch::Receiver<Option<SidecarReport>>) -> bool {
-    reports.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
+fn is_busy(report_receiver: &watch::Receiver<Option<SidecarReport>>) -> bool {
+    report_receiver.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
 }
 
 /// Updates the states of the ports and the phase of the application. Never returns.
-async fn observe_ports(
+async fn track_ports(
     observed: ObservedApplication,
-    progress: &watch::Sender<ApplicationProgress>,
+    progress_sender: &watch::Sender<ApplicationProgress>,
 ) -> Infallible {
     let pid = observed.pid;
-    if observed.workload.borrow().ports.is_empty() {
-        change_phase(progress, ApplicationPhase::Running(pid));
+    if observed.workload_receiver.borrow().ports.is_empty() {
+        change_phase(progress_sender, ApplicationPhase::Running(pid));
     }
-    let (ports, mut port_changes) = watch::channel(Ports::new());
-    let observe_task = ports::observe_ports(observed, &ports);
+    let (port_sender, mut port_receiver) = watch::channel(Ports::new());
+    let observe_task = ports::observe_ports(observed, &port_sender);
     let publish_task = async {
         loop {
-            if port_changes.changed().await.is_err() {
+            if port_receiver.changed().await.is_err() {
                 return std::future::pending::<()>().await;
             }
-            let ports = port_changes.borrow_and_update().clone();
+            let ports = port_receiver.borrow_and_update().clone();
             let is_up = ports
                 .values()
                 .all(|port| matches!(port, ObservedPort::Ready | ObservedPort::NotListening));
-            progress.send_modify(|progress| progress.ports = ports);
+            progress_sender.send_modify(|progress| progress.ports = ports);
             if is_up {
-                change_phase(progress, ApplicationPhase::Running(pid));
+                change_phase(progress_sender, ApplicationPhase::Running(pid));
             }
         }
     };
@@ -344,29 +346,30 @@ async fn observe_ports(
 }
 
 impl ApplicationInputs {
-    /// Returns the next launch once the workload has a command and its sidecar is ready; `None` on `stop`.
+    /// Returns the next launch once the workload has a command and its sidecar is ready; `None` if the
+    /// application should stop.
     async fn next_launch(
         &mut self,
-        progress: &watch::Sender<ApplicationProgress>,
+        progress_sender: &watch::Sender<ApplicationProgress>,
     ) -> Option<ApplicationLaunch> {
         loop {
-            if *self.stop.borrow() {
+            if *self.stop_receiver.borrow() {
                 return None;
             }
-            let workload = self.workload.borrow_and_update().clone();
-            let report = self.reports.borrow_and_update().clone();
+            let workload = self.workload_receiver.borrow_and_update().clone();
+            let report = self.report_receiver.borrow_and_update().clone();
             if workload.run.is_empty() {
-                change_phase(progress, ApplicationPhase::External);
+                change_phase(progress_sender, ApplicationPhase::External);
             } else {
-                change_phase(progress, ApplicationPhase::Waiting);
+                change_phase(progress_sender, ApplicationPhase::Waiting);
                 if let Some(report) = &report {
                     return Some(ApplicationLaunch::from_report(&workload, report));
                 }
             }
             tokio::select! {
-                Ok(()) = self.workload.changed() => {}
-                Ok(()) = self.reports.changed() => {}
-                _ = self.stop.wait_for(|stop| *stop) => return None,
+                Ok(()) = self.workload_receiver.changed() => {}
+                Ok(()) = self.report_receiver.changed() => {}
+                _ = self.stop_receiver.wait_for(|stop| *stop) => return None,
             }
         }
     }
@@ -375,13 +378,13 @@ impl ApplicationInputs {
 /// Resolves when the launch parameters of the application have changed. While the sidecar is down, only changes
 /// of the command and the options count.
 async fn wait_until_outdated(
-    workload: &mut watch::Receiver<Arc<Workload>>,
-    reports: &mut watch::Receiver<Option<SidecarReport>>,
+    workload_receiver: &mut watch::Receiver<Arc<Workload>>,
+    report_receiver: &mut watch::Receiver<Option<SidecarReport>>,
     launch: &ApplicationLaunch,
 ) {
     loop {
-        let current_workload = workload.borrow_and_update().clone();
-        let report = reports.borrow_and_update().clone();
+        let current_workload = workload_receiver.borrow_and_update().clone();
+        let report = report_receiver.borrow_and_update().clone();
         let has_changed = match &report {
             Some(report) => ApplicationLaunch::from_report(&current_workload, report) != *launch,
             None => {
@@ -393,8 +396,8 @@ async fn wait_until_outdated(
             return;
         }
         tokio::select! {
-            Ok(()) = workload.changed() => {}
-            Ok(()) = reports.changed() => {}
+            Ok(()) = workload_receiver.changed() => {}
+            Ok(()) = report_receiver.changed() => {}
             else => std::future::pending().await,
         }
     }

@@ -65,24 +65,24 @@ impl ChildProcess {
         let clone_inputs = |output_stream| {
             (console.clone(), line_source.clone(), output_stream, console_progress.clone())
         };
-        if let Some(source) = process.stdout.take() {
+        if let Some(pipe) = process.stdout.take() {
             let (console, line_source, output_stream, console_progress) =
                 clone_inputs(console.standard_output());
             output_tasks.spawn_local(console.forward_output(
                 line_source,
                 output_stream,
                 console_progress,
-                source,
+                pipe,
             ));
         }
-        if let Some(source) = process.stderr.take() {
+        if let Some(pipe) = process.stderr.take() {
             let (console, line_source, output_stream, console_progress) =
                 clone_inputs(OutputStream::Stderr);
             output_tasks.spawn_local(console.forward_output(
                 line_source,
                 output_stream,
                 console_progress,
-                source,
+                pipe,
             ));
         }
         Ok(Self { process, pid, scope, is_reaped: false, output_tasks, console_progress })
@@ -209,6 +209,7 @@ pub(super) fn is_started(pid: i32) -> bool {
     started_pids().contains(&pid)
 }
 
+/// Returns the process IDs of all [`ChildProcess`]es that are not dropped yet.
 fn started_pids() -> MutexGuard<'static, BTreeSet<i32>> {
     static STARTED_PIDS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
     STARTED_PIDS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -248,7 +249,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a script that writes "ready" to descriptor 3, which stays open while any of its processes lives.
+    /// Starts a script that writes "ready" to descriptor 3. Returns the other end of that descriptor, which stays open
+    /// while any process of the script lives.
     async fn start_script(script: &str) -> (ChildProcess, UnixStream) {
         let (socket, child_socket) = SocketPair::pair().unwrap();
         let mut command = Command::new("/bin/sh");

@@ -23,7 +23,8 @@ use super::process_groups;
 use crate::data_directory::create_private_directory;
 use crate::proxy::SUPERVISOR_OPTION;
 
-/// Builds the commands of workloads' processes, and prepares the files that they need.
+/// Builds the commands of workloads' processes, and prepares the files that they need. Holds the control plane,
+/// the console and the placements, which the supervisors of all workloads share.
 pub(super) struct CommandBuilder {
     control: Control,
     settings: LaunchSettings,
@@ -60,7 +61,8 @@ impl CommandBuilder {
         &self.control
     }
 
-    /// Returns the workloads without a connected sidecar that a replaced sidecar tries to serve.
+    /// Returns the workloads with a sidecar that the control plane rejects as replaced, although no other sidecar of
+    /// the workload is connected.
     pub(super) fn replaced_sidecars(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
         self.control.watch_replaced()
     }

@@ -66,13 +66,13 @@ impl Console {
         self.stdout_target
     }
 
-    /// Copies `source` line by line until it ends.
+    /// Copies the output of a process from `reader` line by line, until it ends or cannot be read.
     pub(super) async fn forward_output(
         self,
         line_source: LineSource,
         output: OutputStream,
         progress: ConsoleProgress,
-        mut source: impl AsyncRead + Unpin,
+        mut reader: impl AsyncRead + Unpin,
     ) {
         // The width only aligns the lines, so it needs no ordering.
         let width = self.name_width.fetch_max(line_source.name.len(), Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl Console {
         let mut prefix = render_prefix(width.max(line_source.name.len()));
         loop {
             // A read error ends the output, as the end of the input does.
-            let byte_count = source.read(&mut chunk).await.unwrap_or(0);
+            let byte_count = reader.read(&mut chunk).await.unwrap_or(0);
             let lines = match chunk.get(..byte_count) {
                 Some(bytes) if !bytes.is_empty() => splitter.split_lines(bytes),
                 _ => splitter.remaining_lines(),
@@ -91,7 +91,7 @@ impl Console {
                 prefix = render_prefix(self.name_width.load(Ordering::Relaxed));
             }
             for line in lines {
-                self.write(output, &[prefix.as_bytes(), &line, b"\n"].concat()).await;
+                self.queue_lines(output, &[prefix.as_bytes(), &line, b"\n"].concat()).await;
                 progress.count_line();
             }
             if byte_count == 0 {
@@ -102,12 +102,12 @@ impl Console {
 
     /// Writes text of `leno up` itself.
     pub(super) async fn print_text(&self, output: OutputStream, text: String) {
-        self.write(output, text.as_bytes()).await;
+        self.queue_lines(output, text.as_bytes()).await;
     }
 
     /// Adds lines to the queue of an output. While the queue is full, the process that wrote the lines waits.
     /// Once the terminal or pipe has accepted no line for `BLOCKED_TIMEOUT`, the lines are dropped and counted.
-    async fn write(&self, output: OutputStream, text: &[u8]) {
+    async fn queue_lines(&self, output: OutputStream, text: &[u8]) {
         let queue = match output {
             OutputStream::Stdout => &self.stdout_queue,
             OutputStream::Stderr => &self.stderr_queue,

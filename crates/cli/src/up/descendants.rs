@@ -19,39 +19,39 @@ use rustix::process::{
 use tokio::time::{Instant, sleep};
 
 use super::child;
-use super::sockets::{self, ProcessEntry};
+use super::procfs::{self, ProcessEntry};
 
 /// One run of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApplicationRun {
     /// The process ID of the first process.
-    leader: i32,
+    first_pid: i32,
     /// The start time of the first process, in clock ticks since boot.
-    started: u64,
-    /// The environment variable of the run: `LENO_APPLICATION_RUN=PID_NAMESPACE/LEADER/STARTED`.
-    marker: String,
+    start_time: u64,
+    /// The environment variable of the run, with its value: `LENO_APPLICATION_RUN=PID_NAMESPACE/FIRST_PID/START_TIME`.
+    environment_entry: String,
     /// The descendants at the last call of `record_descendants`, with their start times.
     recorded_descendants: BTreeMap<i32, u64>,
 }
 
 impl ApplicationRun {
     /// Returns the run with this first process; `None` if the process has exited.
-    pub(crate) fn from_leader(leader: i32) -> Option<Self> {
+    pub(crate) fn from_first_process(first_pid: i32) -> Option<Self> {
         let pid_namespace = fs::read_link(PID_NAMESPACE_LINK).ok()?;
-        let started = sockets::read_process(leader)?.started;
-        Some(Self::new(&pid_namespace.to_string_lossy(), leader, started))
+        let start_time = procfs::read_process(first_pid)?.start_time;
+        Some(Self::new(&pid_namespace.to_string_lossy(), first_pid, start_time))
     }
 
-    /// Returns the run with this first process, which may have exited. `started` is its start time, in clock
-    /// ticks since boot.
-    pub(super) fn new(pid_namespace: &str, leader: i32, started: u64) -> Self {
-        let marker = format!("{RUN_VARIABLE}={pid_namespace}/{leader}/{started}");
-        Self { leader, started, marker, recorded_descendants: BTreeMap::new() }
+    /// Returns the run with this first process, which may have exited. `start_time` is in clock ticks since
+    /// boot.
+    pub(super) fn new(pid_namespace: &str, first_pid: i32, start_time: u64) -> Self {
+        let environment_entry = format!("{RUN_VARIABLE}={pid_namespace}/{first_pid}/{start_time}");
+        Self { first_pid, start_time, environment_entry, recorded_descendants: BTreeMap::new() }
     }
 
     /// Returns the name and the value of the environment variable that marks the run's processes.
     pub(crate) fn environment_variable(&self) -> Option<(&str, &str)> {
-        self.marker.split_once('=')
+        self.environment_entry.split_once('=')
     }
 
     /// Signals the live processes of the run.
@@ -64,13 +64,14 @@ impl ApplicationRun {
 
     /// Records the descendants of the first process; does nothing once the first process has exited.
     pub(super) fn record_descendants(&mut self) {
-        if sockets::read_process(self.leader).is_none_or(|process| process.started != self.started)
+        if procfs::read_process(self.first_pid)
+            .is_none_or(|process| process.start_time != self.start_time)
         {
             return;
         }
-        let pids = sockets::process_tree(self.leader).into_iter();
+        let pids = procfs::process_tree(self.first_pid).into_iter();
         self.recorded_descendants =
-            pids.filter_map(|pid| Some((pid, sockets::read_process(pid)?.started))).collect();
+            pids.filter_map(|pid| Some((pid, procfs::read_process(pid)?.start_time))).collect();
     }
 
     /// Waits for the processes to exit, and kills those that remain after `max_wait`, including those started
@@ -92,7 +93,7 @@ impl ApplicationRun {
             }
             if elapsed >= max_wait {
                 for pid in members {
-                    let description = sockets::describe_process(pid);
+                    let description = procfs::describe_process(pid);
                     if self.send_signal(pid, Signal::KILL) {
                         killed.insert(pid, description);
                     }
@@ -104,48 +105,53 @@ impl ApplicationRun {
         killed.into_values().collect()
     }
 
-    /// Returns the live processes of the run, and the processes without the variable that `leno up` adopted,
-    /// which may belong to an earlier run.
+    /// Returns the live processes of the run, and the processes that `leno up` adopted and that have no run
+    /// variable: these may belong to this run or to an earlier one.
     fn killable_processes(&self) -> Vec<i32> {
-        sockets::all_pids().filter(|pid| self.contains(*pid) || self.may_contain(*pid)).collect()
+        procfs::all_pids()
+            .filter(|pid| self.contains(*pid) || self.may_belong_to_run(*pid))
+            .collect()
     }
 
     /// Returns the live processes of the run: those recorded as descendants, and those with the variable.
     pub(super) fn member_processes(&self) -> Vec<i32> {
-        sockets::all_pids().filter(|pid| self.contains(*pid)).collect()
+        procfs::all_pids().filter(|pid| self.contains(*pid)).collect()
     }
 
     /// True for a live process that is recorded as a descendant, or has the variable.
     fn contains(&self, pid: i32) -> bool {
-        let Some(process) = sockets::read_process(pid) else { return false };
-        let is_recorded = self.recorded_descendants.get(&pid) == Some(&process.started);
+        let Some(process) = procfs::read_process(pid) else { return false };
+        let is_recorded = self.recorded_descendants.get(&pid) == Some(&process.start_time);
         !process.is_zombie
-            && process.started >= self.started
+            && process.start_time >= self.start_time
             && (is_recorded || self.has_variable(pid))
     }
 
-    /// True for an adopted process without the variable: it belongs to this run, or to an earlier run.
-    fn may_contain(&self, pid: i32) -> bool {
+    /// True for a live adopted process without the variable of any run: it belongs to this run, or to an earlier
+    /// run.
+    fn may_belong_to_run(&self, pid: i32) -> bool {
         adopted_process(pid)
-            .is_some_and(|process| !process.is_zombie && process.started >= self.started)
-            && !has_variable_line(pid, |line| line.starts_with(RUN_VARIABLE.as_bytes()))
+            .is_some_and(|process| !process.is_zombie && process.start_time >= self.start_time)
+            && !has_environment_entry(pid, |entry| entry.starts_with(RUN_VARIABLE.as_bytes()))
     }
 
-    /// True for a process that started with the variable.
+    /// True for a process that started with the variable of this run.
     pub(super) fn has_variable(&self, pid: i32) -> bool {
-        has_variable_line(pid, |line| line == self.marker.as_bytes())
+        has_environment_entry(pid, |entry| entry == self.environment_entry.as_bytes())
     }
 
-    /// Signals a process. The pidfd refers to one process: the signal reaches no other after an ID is reused.
+    /// Signals a process; false if it has exited or does not belong to the run. The pidfd refers to one process:
+    /// the signal reaches no other after an ID is reused.
     fn send_signal(&self, pid: i32, signal: Signal) -> bool {
         let pidfd = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(pidfd) = pidfd else { return false };
-        (self.contains(pid) || self.may_contain(pid)) && pidfd_send_signal(pidfd, signal).is_ok()
+        (self.contains(pid) || self.may_belong_to_run(pid))
+            && pidfd_send_signal(pidfd, signal).is_ok()
     }
 }
 
-/// True if the environment of a process contains a matching line.
-fn has_variable_line(pid: i32, is_match: impl Fn(&[u8]) -> bool) -> bool {
+/// True if the environment of a process has a matching entry, `NAME=VALUE`; false if it cannot be read.
+fn has_environment_entry(pid: i32, is_match: impl Fn(&[u8]) -> bool) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
     environment.split(|byte| *byte == 0).any(is_match)
 }
@@ -165,8 +171,9 @@ pub(super) fn become_subreaper() -> anyhow::Result<()> {
 
 /// Returns the process with this ID, if it is a descendant of an exited application that `leno up` adopted. The
 /// commands that `leno up` runs are in its process group, except sidecars and first processes of applications.
+/// Returns `None` if `leno up` is no subreaper: an init process also adopts the orphans of other programs.
 fn adopted_process(pid: i32) -> Option<ProcessEntry> {
-    let (process, own_pid) = (sockets::read_process(pid)?, getpid().as_raw_nonzero().get());
+    let (process, own_pid) = (procfs::read_process(pid)?, getpid().as_raw_nonzero().get());
     let is_adopted = process.parent == own_pid
         && process.group != getpgrp().as_raw_nonzero().get()
         && !child::is_started(pid)
@@ -176,7 +183,7 @@ fn adopted_process(pid: i32) -> Option<ProcessEntry> {
 
 /// Reaps adopted processes that have exited.
 fn reap_adopted() {
-    for pid in sockets::all_pids()
+    for pid in procfs::all_pids()
         .filter(|pid| adopted_process(*pid).is_some_and(|process| process.is_zombie))
     {
         // Another call may have reaped the process.
@@ -184,7 +191,7 @@ fn reap_adopted() {
     }
 }
 
-/// The running applications.
+/// The runs of all running applications, by workload. Clones share one map.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ApplicationRuns(Rc<RefCell<BTreeMap<WorkloadName, ApplicationRun>>>);
 
@@ -222,12 +229,12 @@ impl ApplicationRuns {
 ///
 /// # Errors
 /// If `/proc` does not contain this process.
-pub(crate) fn own_run() -> anyhow::Result<ApplicationRun> {
+pub(crate) fn current_process_run() -> anyhow::Result<ApplicationRun> {
     let own_pid = i32::try_from(std::process::id())?;
-    ApplicationRun::from_leader(own_pid).context("/proc does not show this process")
+    ApplicationRun::from_first_process(own_pid).context("/proc does not show this process")
 }
 
-/// The variable in the environment of applications.
+/// The name of the variable in the environment of applications.
 const RUN_VARIABLE: &str = "LENO_APPLICATION_RUN";
 /// The link that identifies the PID namespace of this process.
 const PID_NAMESPACE_LINK: &str = "/proc/self/ns/pid";
@@ -244,8 +251,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell with a child in another session, and the run of both. The first process of the run is the test
-    /// itself.
+    /// Starts a shell that executes `script` with the variable of `run`, and waits for its first byte of output.
     fn start_shell(script: &str, run: &ApplicationRun) -> Child {
         let mut shell = Command::new("sh");
         shell
@@ -269,9 +275,10 @@ mod tests {
 
     #[tokio::test]
     async fn only_members_are_killed_including_a_child_in_its_own_session() {
-        let test_run = own_run().unwrap();
-        let run = ApplicationRun::new("of a test", test_run.leader, test_run.started);
-        let other_run = ApplicationRun::new("of another test", test_run.leader, test_run.started);
+        let test_run = current_process_run().unwrap();
+        let run = ApplicationRun::new("of a test", test_run.first_pid, test_run.start_time);
+        let other_run =
+            ApplicationRun::new("of another test", test_run.first_pid, test_run.start_time);
         let mut other_shell = start_shell("echo; exec sleep 600", &other_run);
         let mut parent = start_shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
         wait_for_members(&run, 2).await;
@@ -279,7 +286,7 @@ mod tests {
         parent.wait().unwrap();
         wait_for_members(&run, 1).await;
         // The process started before this run.
-        let later_run = ApplicationRun { started: u64::MAX, ..run.clone() };
+        let later_run = ApplicationRun { start_time: u64::MAX, ..run.clone() };
         assert!(later_run.member_processes().is_empty());
         let killed = run.wait_or_kill(Duration::ZERO).await;
         assert_eq!(killed.len(), 1, "{killed:?}");
@@ -295,7 +302,8 @@ mod tests {
         parent.args(["-c", "env -i setsid sh -c 'echo; exec sleep 600' & wait"]);
         let mut parent = parent.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
         parent.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let mut run = ApplicationRun::from_leader(i32::try_from(parent.id()).unwrap()).unwrap();
+        let mut run =
+            ApplicationRun::from_first_process(i32::try_from(parent.id()).unwrap()).unwrap();
         run.record_descendants();
         run.signal_all(Signal::TERM);
         parent.kill().unwrap();

@@ -34,11 +34,11 @@ pub(crate) struct LocalMeshOptions {
     pub(crate) limits: SidecarLimitArgs,
     /// The maximum time for requests in progress to complete when a sidecar stops.
     pub(crate) drain_timeout: Duration,
-    /// The log level of sidecars.
+    /// The log level of sidecars; `None` is their default.
     pub(crate) log_level: Option<LogLevel>,
-    /// The soft limit of open files for applications.
+    /// The soft limit of open files for applications; `None` keeps the limit of this process.
     pub(crate) open_file_limit: Option<u64>,
-    /// The options of network namespaces, if each workload gets its own.
+    /// The options of network namespaces; `None` if all workloads run in the host's.
     pub(crate) netns: Option<NetnsOptions>,
     /// The destination of the standard output of processes.
     pub(crate) output: OutputStream,
@@ -48,7 +48,9 @@ pub(crate) struct LocalMeshOptions {
 pub(crate) struct LocalMesh {
     command_builder: Rc<CommandBuilder>,
     local_workloads: LocalWorkloads,
+    /// The workloads of the registry.
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
+    /// The status of the control plane.
     status: watch::Receiver<Arc<Status>>,
     /// Held until all processes have exited.
     _data: ClaimedDataDirectory,
@@ -94,7 +96,7 @@ impl LocalMesh {
 
     /// Supervises the mesh until every workload is settled, for `max_wait` at most. Returns true if all
     /// workloads are settled.
-    pub(crate) async fn wait_until_up(&mut self, max_wait: Duration) -> bool {
+    pub(crate) async fn wait_until_settled(&mut self, max_wait: Duration) -> bool {
         let deadline = Instant::now() + max_wait;
         while !self.is_settled() {
             let next_check = deadline.min(Instant::now() + SETTLE_CHECK_INTERVAL);

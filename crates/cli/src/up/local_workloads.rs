@@ -24,30 +24,32 @@ use crate::proxy::SidecarReport;
 pub(super) struct LocalWorkloads {
     command_builder: Rc<CommandBuilder>,
     desired_workloads: BTreeMap<WorkloadName, Arc<Workload>>,
-    members: BTreeMap<WorkloadName, LocalWorkload>,
+    members: BTreeMap<WorkloadName, MemberWorkload>,
     /// The supervising tasks of the members; each returns the name of its workload.
     tasks: JoinSet<WorkloadName>,
     /// Notified when the state of a member's processes has changed.
-    change_notify: Rc<Notify>,
+    change_notification: Rc<Notify>,
 }
 
-/// One workload and its processes.
-struct LocalWorkload {
-    workload: watch::Sender<Arc<Workload>>,
-    stage: watch::Sender<WorkloadStage>,
-    reports: watch::Receiver<Option<SidecarReport>>,
-    application: watch::Receiver<ApplicationProgress>,
-    /// True if the sidecar should report its requests in progress.
-    report_active_sender: watch::Sender<bool>,
+/// One member: a workload and its processes.
+struct MemberWorkload {
+    /// The workload, as last configured.
+    workload_sender: watch::Sender<Arc<Workload>>,
+    stage_sender: watch::Sender<MemberStage>,
+    /// The last report of the sidecar; `None` while the sidecar does not run.
+    report_receiver: watch::Receiver<Option<SidecarReport>>,
+    progress_receiver: watch::Receiver<ApplicationProgress>,
+    /// True if the sidecar should report its number of requests in progress, as during the shutdown of the mesh.
+    count_requests_sender: watch::Sender<bool>,
     /// True once the sidecar has stopped permanently.
-    drained: watch::Receiver<bool>,
+    drained_receiver: watch::Receiver<bool>,
     /// The task that supervises the processes.
     task: task::Id,
 }
 
-/// The lifecycle stage of a workload on this machine.
+/// The lifecycle stage of a member; the variants are in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum WorkloadStage {
+enum MemberStage {
     /// The processes of the workload should run.
     Running,
     /// The sidecar drains, then the application stops, and the workload is removed.
@@ -62,14 +64,14 @@ pub(crate) struct WorkloadState {
     /// The last report of the workload's sidecar; `None` while the sidecar does not run.
     pub(crate) report: Option<SidecarReport>,
     /// The progress of the workload's application.
-    application: ApplicationProgress,
+    progress: ApplicationProgress,
 }
 
 impl WorkloadState {
     /// True if the sidecar has reported its listeners, and the application is ready, has been starting for
     /// `SUMMARY_START_TIMEOUT`, or keeps exiting: a longer wait gives no new information.
     pub(crate) fn is_settled(&self) -> bool {
-        let ApplicationProgress { phase, phase_since, failures, .. } = &self.application;
+        let ApplicationProgress { phase, phase_since, failures, .. } = &self.progress;
         let is_application_settled = match phase {
             ApplicationPhase::External | ApplicationPhase::Running(_) => true,
             ApplicationPhase::Starting(_) => phase_since.elapsed() >= SUMMARY_START_TIMEOUT,
@@ -83,7 +85,7 @@ impl WorkloadState {
     /// True if the sidecar has reported its listeners, and the application is ready or external.
     pub(crate) fn is_up(&self) -> bool {
         let is_application_ready = matches!(
-            self.application.phase,
+            self.progress.phase,
             ApplicationPhase::External | ApplicationPhase::Running(_)
         );
         self.report.is_some() && is_application_ready
@@ -91,7 +93,7 @@ impl WorkloadState {
 
     /// Returns the process ID of the application; `None` while it does not run.
     pub(crate) fn application_pid(&self) -> Option<i32> {
-        match self.application.phase {
+        match self.progress.phase {
             ApplicationPhase::Starting(pid) | ApplicationPhase::Running(pid) => Some(pid),
             ApplicationPhase::External
             | ApplicationPhase::Waiting
@@ -102,7 +104,7 @@ impl WorkloadState {
 
     /// True if the application keeps exiting soon after its start.
     pub(crate) fn is_crash_looping(&self) -> bool {
-        let application = self.application.to_application();
+        let application = self.progress.to_application();
         application.is_some_and(|application| {
             application.state == ApplicationState::Restarting
                 || application.is_crash_looping(Instant::now())
@@ -111,12 +113,12 @@ impl WorkloadState {
 
     /// Returns the exit status of the last application process; `None` before the first exit.
     pub(crate) fn last_exit(&self) -> Option<&str> {
-        self.application.last_exit.as_deref()
+        self.progress.last_exit.as_deref()
     }
 
     /// Returns the ports that the application does not serve, each with the cause.
     pub(crate) fn port_problems(&self) -> BTreeMap<u16, String> {
-        self.application.to_application().map(|application| application.ports).unwrap_or_default()
+        self.progress.to_application().map(|application| application.ports).unwrap_or_default()
     }
 }
 
@@ -124,7 +126,7 @@ impl WorkloadState {
 impl WorkloadState {
     /// A workload without running processes.
     pub(super) fn waiting(workload: Arc<Workload>) -> Self {
-        Self { workload, report: None, application: ApplicationProgress::waiting() }
+        Self { workload, report: None, progress: ApplicationProgress::waiting() }
     }
 
     /// A workload with these closed listeners, and an application that keeps exiting.
@@ -136,14 +138,14 @@ impl WorkloadState {
         let open_listeners = BTreeMap::new();
         let report =
             SidecarReport { pid: 1, admin, open_listeners, closed_listeners, in_flight: None };
-        let application = ApplicationProgress {
+        let progress = ApplicationProgress {
             phase: ApplicationPhase::Restarting,
             restarts: 7,
             failures: 7,
             last_exit: Some("exit status: 1".to_owned()),
             ..ApplicationProgress::waiting()
         };
-        Self { workload, report: Some(report), application }
+        Self { workload, report: Some(report), progress }
     }
 }
 
@@ -155,7 +157,7 @@ impl LocalWorkloads {
             desired_workloads: BTreeMap::new(),
             members: BTreeMap::new(),
             tasks: JoinSet::new(),
-            change_notify: Rc::new(Notify::new()),
+            change_notification: Rc::new(Notify::new()),
         }
     }
 
@@ -169,7 +171,7 @@ impl LocalWorkloads {
     /// Resolves when the state of a member may have changed.
     pub(super) async fn wait_for_change(&mut self) {
         tokio::select! {
-            () = self.change_notify.notified() => {}
+            () = self.change_notification.notified() => {}
             Some(ended_task) = self.tasks.join_next() => {
                 match ended_task {
                     Ok(name) => drop(self.members.remove(&name)),
@@ -186,10 +188,10 @@ impl LocalWorkloads {
 
     /// Returns the states of the members.
     pub(super) fn workload_states(&self) -> Vec<WorkloadState> {
-        let to_state = |member: &LocalWorkload| WorkloadState {
-            workload: member.workload.borrow().clone(),
-            report: member.reports.borrow().clone(),
-            application: member.application.borrow().clone(),
+        let to_state = |member: &MemberWorkload| WorkloadState {
+            workload: member.workload_sender.borrow().clone(),
+            report: member.report_receiver.borrow().clone(),
+            progress: member.progress_receiver.borrow().clone(),
         };
         self.members.values().map(to_state).collect()
     }
@@ -200,18 +202,18 @@ impl LocalWorkloads {
     /// request needs the sidecars of both.
     pub(super) async fn stop(&mut self) {
         self.desired_workloads.clear();
-        let is_client = |member: &&LocalWorkload| member.workload.borrow().ports.is_empty();
+        let is_client = |member: &&MemberWorkload| member.workload_sender.borrow().ports.is_empty();
         for member in self.members.values().filter(is_client) {
-            member.move_to_stage(WorkloadStage::Draining);
+            member.move_to_stage(MemberStage::Draining);
         }
         for member in self.members.values().filter(is_client) {
-            let mut drained = member.drained.clone();
+            let mut drained_receiver = member.drained_receiver.clone();
             // An error means that the member has been removed.
-            drop(drained.wait_for(|drained| *drained).await);
+            drop(drained_receiver.wait_for(|drained| *drained).await);
         }
         self.wait_until_idle(self.command_builder.drain_timeout() / 2).await;
         for member in self.members.values() {
-            member.move_to_stage(WorkloadStage::Draining);
+            member.move_to_stage(MemberStage::Draining);
         }
         while self.tasks.join_next().await.is_some() {}
         self.members.clear();
@@ -220,38 +222,38 @@ impl LocalWorkloads {
     /// Waits until no sidecar has a request in progress, for `max_wait` at most.
     async fn wait_until_idle(&self, max_wait: Duration) {
         for member in self.members.values() {
-            member.report_active_sender.send_replace(true);
+            member.count_requests_sender.send_replace(true);
         }
-        let is_busy = |member: &LocalWorkload| {
-            let report = member.reports.borrow();
+        let is_busy = |member: &MemberWorkload| {
+            let report = member.report_receiver.borrow();
             report.as_ref().is_some_and(|report| report.in_flight != Some(0))
         };
         sidecar::wait_until_idle(|| self.members.values().any(is_busy), max_wait).await;
     }
 
-    /// Starts desired workloads that are no members, updates members whose workload changed, and drains members
+    /// Starts desired workloads that are not members, updates members with a changed workload, and drains members
     /// that are not desired or have another service account.
     fn apply_desired(&mut self) {
         for (name, member) in &self.members {
-            let current_workload = member.workload.borrow().clone();
+            let current_workload = member.workload_sender.borrow().clone();
             match self.desired_workloads.get(name) {
                 // A certificate contains the account, so a sidecar cannot take another account. Such a member is
                 // drained, and started again after its removal.
                 Some(desired_workload) if desired_workload.account == current_workload.account => {
                     if *desired_workload != current_workload {
-                        member.workload.send_replace(Arc::clone(desired_workload));
+                        member.workload_sender.send_replace(Arc::clone(desired_workload));
                     }
                 }
-                _ => member.move_to_stage(WorkloadStage::Draining),
+                _ => member.move_to_stage(MemberStage::Draining),
             }
         }
         for (name, workload) in &self.desired_workloads {
             if self.members.contains_key(name) {
                 continue;
             }
-            let member = LocalWorkload::start(
+            let member = MemberWorkload::start(
                 Rc::clone(&self.command_builder),
-                Rc::clone(&self.change_notify),
+                Rc::clone(&self.change_notification),
                 workload,
                 &mut self.tasks,
             );
@@ -260,28 +262,28 @@ impl LocalWorkloads {
     }
 }
 
-impl LocalWorkload {
+impl MemberWorkload {
     fn start(
         command_builder: Rc<CommandBuilder>,
-        change_notify: Rc<Notify>,
+        change_notification: Rc<Notify>,
         workload: &Arc<Workload>,
         tasks: &mut JoinSet<WorkloadName>,
     ) -> Self {
         let name = workload.name.clone();
-        let (workload, workload_receiver) = watch::channel(Arc::clone(workload));
-        let (stage, stage_receiver) = watch::channel(WorkloadStage::Running);
-        let (report_sender, reports) = watch::channel(None);
-        let (progress_sender, application) = watch::channel(ApplicationProgress::waiting());
-        let (report_active_sender, report_active_requests) = watch::channel(false);
-        let (drained_sender, drained) = watch::channel(false);
+        let (workload_sender, workload_receiver) = watch::channel(Arc::clone(workload));
+        let (stage_sender, stage_receiver) = watch::channel(MemberStage::Running);
+        let (report_sender, report_receiver) = watch::channel(None);
+        let (progress_sender, progress_receiver) = watch::channel(ApplicationProgress::waiting());
+        let (count_requests_sender, count_requests_receiver) = watch::channel(false);
+        let (drained_sender, drained_receiver) = watch::channel(false);
         let mut channels = WorkloadChannels {
             workload_receiver,
             stage_receiver,
             report_sender,
             progress_sender,
-            report_active_requests,
+            count_requests_receiver,
             drained_sender,
-            change_notify,
+            change_notification,
         };
         let abort_handle = tasks.spawn_local(async move {
             if let Some(placement) = channels.wait_for_placement(&command_builder, &name).await {
@@ -293,12 +295,20 @@ impl LocalWorkload {
             name
         });
         let task = abort_handle.id();
-        Self { workload, stage, reports, application, report_active_sender, drained, task }
+        Self {
+            workload_sender,
+            stage_sender,
+            report_receiver,
+            progress_receiver,
+            count_requests_sender,
+            drained_receiver,
+            task,
+        }
     }
 
     /// Sets the stage if it is later than the current one.
-    fn move_to_stage(&self, new_stage: WorkloadStage) {
-        self.stage.send_if_modified(|stage| {
+    fn move_to_stage(&self, new_stage: MemberStage) {
+        self.stage_sender.send_if_modified(|stage| {
             let has_changed = *stage < new_stage;
             *stage = new_stage.max(*stage);
             has_changed
@@ -306,15 +316,15 @@ impl LocalWorkload {
     }
 }
 
-/// The channels of the task that supervises a member.
+/// The other ends of the channels of a [`MemberWorkload`], for the task that supervises the member.
 struct WorkloadChannels {
     workload_receiver: watch::Receiver<Arc<Workload>>,
-    stage_receiver: watch::Receiver<WorkloadStage>,
+    stage_receiver: watch::Receiver<MemberStage>,
     report_sender: watch::Sender<Option<SidecarReport>>,
     progress_sender: watch::Sender<ApplicationProgress>,
-    report_active_requests: watch::Receiver<bool>,
+    count_requests_receiver: watch::Receiver<bool>,
     drained_sender: watch::Sender<bool>,
-    change_notify: Rc<Notify>,
+    change_notification: Rc<Notify>,
 }
 
 impl WorkloadChannels {
@@ -334,7 +344,7 @@ impl WorkloadChannels {
             tracing::error!(%name, ?delay, "cannot place the workload; retrying: {}", output::format_error(&error));
             tokio::select! {
                 () = sleep(delay) => {}
-                _ = self.stage_receiver.wait_for(|stage| *stage >= WorkloadStage::Draining) => return None,
+                _ = self.stage_receiver.wait_for(|stage| *stage >= MemberStage::Draining) => return None,
             }
         }
     }
@@ -342,23 +352,23 @@ impl WorkloadChannels {
     /// Supervises the sidecar and the application until the member is drained and stopped.
     async fn supervise(&self, command_builder: &CommandBuilder, placement: &Placement) {
         let initial_workload = self.workload_receiver.borrow().clone();
-        let (stop_application, application_stops) = watch::channel(false);
-        let (stop_sidecar, sidecar_stops) = watch::channel(false);
+        let (application_stop_sender, application_stop_receiver) = watch::channel(false);
+        let (sidecar_stop_sender, sidecar_stop_receiver) = watch::channel(false);
         let application_inputs = ApplicationInputs {
-            workload: self.workload_receiver.clone(),
-            reports: self.report_sender.subscribe(),
-            stop: application_stops,
+            workload_receiver: self.workload_receiver.clone(),
+            report_receiver: self.report_sender.subscribe(),
+            stop_receiver: application_stop_receiver,
         };
         let sidecar_inputs = sidecar::SupervisorInputs {
-            application: self.progress_sender.subscribe(),
-            report_active_requests: self.report_active_requests.clone(),
-            stop: sidecar_stops,
+            progress_receiver: self.progress_sender.subscribe(),
+            count_requests_receiver: self.count_requests_receiver.clone(),
+            stop_receiver: sidecar_stop_receiver,
         };
         let mut stage_receiver = self.stage_receiver.clone();
         let wait_for_drain = async {
             // An error means that `LocalWorkloads` has been dropped: then the member stops as well.
-            drop(stage_receiver.wait_for(|stage| *stage >= WorkloadStage::Draining).await);
-            stop_sidecar.send_replace(true);
+            drop(stage_receiver.wait_for(|stage| *stage >= MemberStage::Draining).await);
+            sidecar_stop_sender.send_replace(true);
         };
         // The application stops only after its sidecar has drained.
         let supervise_sidecar = async {
@@ -371,12 +381,12 @@ impl WorkloadChannels {
             )
             .await;
             self.drained_sender.send_replace(true);
-            stop_application.send_replace(true);
+            application_stop_sender.send_replace(true);
         };
         let notify_task = notify_changes(
             self.report_sender.subscribe(),
             self.progress_sender.subscribe(),
-            &self.change_notify,
+            &self.change_notification,
         );
         let report_task = report_application(
             command_builder,
@@ -400,7 +410,7 @@ impl WorkloadChannels {
             () = notify_task => {}
             () = report_task => {}
         }
-        self.change_notify.notify_one();
+        self.change_notification.notify_one();
     }
 }
 
@@ -408,12 +418,12 @@ impl WorkloadChannels {
 async fn report_application(
     command_builder: &CommandBuilder,
     workload: &Workload,
-    mut progress: watch::Receiver<ApplicationProgress>,
+    mut progress_receiver: watch::Receiver<ApplicationProgress>,
 ) {
     loop {
-        let application = progress.borrow_and_update().to_application();
+        let application = progress_receiver.borrow_and_update().to_application();
         command_builder.control().applications().set_state(&workload.name, application);
-        if progress.changed().await.is_err() {
+        if progress_receiver.changed().await.is_err() {
             return std::future::pending().await;
         }
     }
@@ -421,21 +431,21 @@ async fn report_application(
 
 /// Notifies the owner of the local workloads when the state of a member's processes changes. Never returns.
 async fn notify_changes(
-    mut reports: watch::Receiver<Option<SidecarReport>>,
-    mut application: watch::Receiver<ApplicationProgress>,
-    change_notify: &Notify,
+    mut report_receiver: watch::Receiver<Option<SidecarReport>>,
+    mut progress_receiver: watch::Receiver<ApplicationProgress>,
+    change_notification: &Notify,
 ) {
     loop {
         tokio::select! {
-            Ok(()) = reports.changed() => {}
-            Ok(()) = application.changed() => {}
+            Ok(()) = report_receiver.changed() => {}
+            Ok(()) = progress_receiver.changed() => {}
             else => std::future::pending().await,
         }
-        change_notify.notify_one();
+        change_notification.notify_one();
     }
 }
 
 /// The maximum time that the summary waits for an application to listen.
 const SUMMARY_START_TIMEOUT: Duration = Duration::from_secs(2);
-/// The number of consecutive exits from which on the summary does not wait for an application.
+/// After this many consecutive exits of an application, the summary no longer waits for it.
 const MIN_FAILURES: u32 = 2;

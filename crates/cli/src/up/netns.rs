@@ -100,7 +100,7 @@ impl WorkloadNamespaces {
             let name = format!("{}-{host_number}", self.bridge);
             self.namespaces.insert(workload.clone(), WorkloadNamespace { name, host_number });
             if let Err(error) = self.build_namespace(workload) {
-                self.remove(workload);
+                self.release_workload(workload);
                 return Err(error.context(format!("the namespace of {workload}")));
             }
         }
@@ -117,7 +117,7 @@ impl WorkloadNamespaces {
     }
 
     /// Removes a workload's namespace, after its processes have exited.
-    pub(super) fn remove(&mut self, workload: &WorkloadName) {
+    pub(super) fn release_workload(&mut self, workload: &WorkloadName) {
         if let Some(namespace) = self.namespaces.remove(workload) {
             remove_namespace(&namespace.name);
         }
@@ -187,10 +187,12 @@ impl Drop for WorkloadNamespaces {
 }
 
 impl Subnet {
+    /// Returns the address of the bridge, which has host number 1.
     fn gateway(self) -> Ipv4Addr {
         self.host_address(1)
     }
 
+    /// Returns the address with this host number: the last two bytes of the address.
     fn host_address(self, host: u16) -> Ipv4Addr {
         let [third, fourth] = host.to_be_bytes();
         Ipv4Addr::new(self.0[0], self.0[1], third, fourth)
@@ -268,8 +270,8 @@ fn build_placement(namespace: &WorkloadNamespace, address: Ipv4Addr) -> Placemen
 
 /// True if the kernel supports IPv6 and enables it in new namespaces.
 fn has_ipv6() -> bool {
-    let disable_ipv6 = std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6");
-    disable_ipv6.is_ok_and(|disable_ipv6| disable_ipv6.trim() == "0")
+    let read_result = std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6");
+    read_result.is_ok_and(|disable_ipv6| disable_ipv6.trim() == "0")
 }
 
 /// Renders the nftables rules. Outbound TCP connections are redirected to the sidecar, except the sidecar's

@@ -41,7 +41,7 @@ impl Placements {
         let placement = match self {
             Self::HostNamespace => return Ok(Placement::default()),
             Self::Namespaces(namespaces) => {
-                change_in_background(namespaces, move |namespaces| {
+                run_in_background(namespaces, move |namespaces| {
                     namespaces.place_workload(&workload)
                 })
                 .await
@@ -55,7 +55,7 @@ impl Placements {
         let workload = workload.clone();
         match self {
             Self::HostNamespace => None,
-            Self::Namespaces(namespaces) => change_in_background(namespaces, move |namespaces| {
+            Self::Namespaces(namespaces) => run_in_background(namespaces, move |namespaces| {
                 namespaces.namespace_name(&workload)
             })
             .await
@@ -63,13 +63,14 @@ impl Placements {
         }
     }
 
-    /// Removes a workload's namespace, after its processes have exited.
+    /// Removes the workload's own network namespace, if any, after its processes have exited.
     pub(super) async fn release_workload(&self, workload: &WorkloadName) {
         let name = workload.clone();
         let result = match self {
             Self::HostNamespace => Ok(()),
             Self::Namespaces(namespaces) => {
-                change_in_background(namespaces, move |namespaces| namespaces.remove(&name)).await
+                run_in_background(namespaces, move |namespaces| namespaces.release_workload(&name))
+                    .await
             }
         };
         if let Err(error) = result {
@@ -78,14 +79,14 @@ impl Placements {
     }
 }
 
-/// Runs the blocking commands that change namespaces on a separate thread.
-async fn change_in_background<T: Send + 'static>(
+/// Runs `action` on a separate thread, because the commands that change namespaces block.
+async fn run_in_background<T: Send + 'static>(
     namespaces: &Arc<Mutex<WorkloadNamespaces>>,
-    change: impl FnOnce(&mut WorkloadNamespaces) -> T + Send + 'static,
+    action: impl FnOnce(&mut WorkloadNamespaces) -> T + Send + 'static,
 ) -> Result<T, JoinError> {
     let namespaces = Arc::clone(namespaces);
     let task = spawn_blocking(move || {
-        change(&mut namespaces.lock().unwrap_or_else(PoisonError::into_inner))
+        action(&mut namespaces.lock().unwrap_or_else(PoisonError::into_inner))
     });
     task.await
 }

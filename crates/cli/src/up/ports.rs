@@ -16,7 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
 use super::descendants::ApplicationRun;
-use super::sockets::{self, ListeningSocket};
+use super::procfs::{self, ListeningSocket};
 
 /// The state of one port of a running application.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,8 @@ pub(super) type Ports = BTreeMap<u16, ObservedPort>;
 pub(super) struct ObservedApplication {
     /// The ID of the application's first process.
     pub(super) pid: i32,
-    pub(super) workload: watch::Receiver<Arc<Workload>>,
+    /// The current configuration of the workload.
+    pub(super) workload_receiver: watch::Receiver<Arc<Workload>>,
     /// The inodes of the sockets that were listening before the application started.
     pub(super) listening_before: BTreeSet<u64>,
     /// True if the application runs in its own network namespace.
@@ -86,7 +87,7 @@ struct PortCheckState {
 /// Returns the inodes of the listening sockets in the network namespace of this process.
 pub(super) fn listening_inodes() -> BTreeSet<u64> {
     let own_pid = i32::try_from(std::process::id()).unwrap_or_default();
-    sockets::listening_sockets(own_pid).into_iter().map(|socket| socket.inode).collect()
+    procfs::listening_sockets(own_pid).into_iter().map(|socket| socket.inode).collect()
 }
 
 /// Publishes the states of the application's ports until dropped.
@@ -123,15 +124,15 @@ fn check_ports(
     check_state: &mut PortCheckState,
     age: Duration,
 ) -> Ports {
-    let workload = observed.workload.borrow().clone();
-    let sockets = sockets::listening_sockets(observed.pid);
+    let workload = observed.workload_receiver.borrow().clone();
+    let sockets = procfs::listening_sockets(observed.pid);
     let inodes: BTreeSet<u64> = sockets.iter().map(|socket| socket.inode).collect();
     check_state.own_sockets.retain(|inode| inodes.contains(inode));
     check_state.other_sockets.retain(|inode, _| inodes.contains(inode));
     let mut ports: Ports = BTreeMap::new();
     for port in &workload.ports {
         let address = SocketAddr::new(workload.address, port.port);
-        let owner = find_owner(observed, check_state, &sockets::sockets_for(address, &sockets));
+        let owner = find_owner(observed, check_state, &procfs::sockets_for(address, &sockets));
         let state = match owner {
             PortOwner::Unowned if age >= START_TIMEOUT || check_state.was_ready => {
                 ObservedPort::NotListening
@@ -142,13 +143,13 @@ fn check_ports(
         };
         ports.insert(port.port, state);
     }
-    if let Some(http_get) = &workload.run_options.http_get
-        && ports.get(&http_get.port) == Some(&ObservedPort::Ready)
+    if let Some(readiness) = &workload.run_options.readiness
+        && ports.get(&readiness.port) == Some(&ObservedPort::Ready)
     {
-        let address = SocketAddr::new(workload.address, http_get.port);
+        let address = SocketAddr::new(workload.address, readiness.port);
         ports.insert(
-            http_get.port,
-            check_readiness(observed, address, &http_get.path, check_state, age),
+            readiness.port,
+            check_readiness(observed, address, &readiness.path, check_state, age),
         );
     }
     check_state.was_ready |= ports.values().all(|port| *port == ObservedPort::Ready);
@@ -190,13 +191,13 @@ fn find_owner(
         application_processes(observed.pid)
     };
     for inode in unknown_inodes {
-        if sockets::find_socket_owner(inode, own_pids.iter().copied()).is_some() {
+        if procfs::find_socket_owner(inode, own_pids.iter().copied()).is_some() {
             check_state.own_sockets.insert(inode);
             continue;
         }
-        let other_pids = sockets::all_pids().filter(|pid| !own_pids.contains(pid));
-        let process = match sockets::find_socket_owner(inode, other_pids) {
-            Some(pid) => sockets::describe_process(pid),
+        let other_pids = procfs::all_pids().filter(|pid| !own_pids.contains(pid));
+        let process = match procfs::find_socket_owner(inode, other_pids) {
+            Some(pid) => procfs::describe_process(pid),
             None if observed.listening_before.contains(&inode) => "another process".to_owned(),
             None => continue,
         };
@@ -212,9 +213,9 @@ fn find_owner(
 /// Returns the processes of the application with this first process, including those that left its process
 /// tree, group and session.
 fn application_processes(pid: i32) -> BTreeSet<i32> {
-    let mut pids = sockets::process_tree(pid);
-    if let Some(run) = ApplicationRun::from_leader(pid) {
-        pids.extend(sockets::all_pids().filter(|pid| run.has_variable(*pid)));
+    let mut pids = procfs::process_tree(pid);
+    if let Some(run) = ApplicationRun::from_first_process(pid) {
+        pids.extend(procfs::all_pids().filter(|pid| run.has_variable(*pid)));
     }
     pids
 }
@@ -231,7 +232,7 @@ fn check_readiness(
     let namespace_pid = observed.has_own_namespace.then_some(observed.pid);
     // The thread stays in the namespace that it enters.
     let thread_builder = std::thread::Builder::new().name("readiness".to_owned());
-    let thread = thread_builder.spawn(move || {
+    let spawn_result = thread_builder.spawn(move || {
         if let Some(pid) = namespace_pid {
             let namespace_file = File::open(format!("/proc/{pid}/ns/net"))?;
             move_into_link_name_space(
@@ -241,7 +242,7 @@ fn check_readiness(
         }
         send_readiness_request(address, &path)
     });
-    let is_ready = thread.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
+    let is_ready = spawn_result.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
     check_state.failures = if is_ready { 0 } else { check_state.failures.saturating_add(1) };
     check_state.has_passed |= is_ready;
     match is_ready {
@@ -308,8 +309,8 @@ mod tests {
             panic!("it is a workload")
         };
         let listening_before = BTreeSet::new();
-        let workload = watch::channel(Arc::new(workload)).1;
-        ObservedApplication { pid, workload, listening_before, has_own_namespace: false }
+        let workload_receiver = watch::channel(Arc::new(workload)).1;
+        ObservedApplication { pid, workload_receiver, listening_before, has_own_namespace: false }
     }
 
     #[test]
@@ -355,7 +356,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// A process outside the test's process tree, with a socket as its standard input.
+    /// Starts a process with `socket` as its standard input, and with `variable` in its environment.
     fn start_holder(socket: TcpListener, variable: Option<(&str, &str)>) -> std::process::Child {
         let mut holder = std::process::Command::new("sleep");
         holder.arg("60").envs(variable).stdin(std::os::fd::OwnedFd::from(socket)).spawn().unwrap()
@@ -367,8 +368,10 @@ mod tests {
         let pid = i32::try_from(leader.id()).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
-        let mut daemon =
-            start_holder(socket, ApplicationRun::from_leader(pid).unwrap().environment_variable());
+        let mut daemon = start_holder(
+            socket,
+            ApplicationRun::from_first_process(pid).unwrap().environment_variable(),
+        );
         let ports = check_ports(
             &observe_process(pid, port),
             &mut PortCheckState::default(),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 use super::descendants::ApplicationRun;
-use super::sockets::{self, ProcessEntry};
+use super::procfs::{self, ProcessEntry};
 use crate::data_directory::create_private_directory;
 use crate::output;
 
@@ -56,20 +56,20 @@ pub(crate) fn record_group(path: &Path) -> anyhow::Result<()> {
 /// Restores the record of a running application whenever it is missing, as after the removal of the data
 /// directory. Never returns.
 pub(super) async fn maintain_record(path: &Path, pid: i32) -> Infallible {
-    let mut is_reported = false;
+    let mut is_failure_reported = false;
     loop {
         sleep(RECORD_CHECK_INTERVAL).await;
-        let metadata = fs::symlink_metadata(path);
-        if !metadata.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        let metadata_result = fs::symlink_metadata(path);
+        if !metadata_result.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             continue;
         }
         match write_record(path, pid) {
             Ok(()) => {
-                is_reported = false;
+                is_failure_reported = false;
                 tracing::warn!(path = %path.display(), "the record of an application was removed and is restored");
             }
-            Err(error) if !is_reported => {
-                is_reported = true;
+            Err(error) if !is_failure_reported => {
+                is_failure_reported = true;
                 let error = output::format_error(&error);
                 tracing::warn!(path = %path.display(), error, "the record of an application was removed and cannot be restored");
             }
@@ -80,16 +80,16 @@ pub(super) async fn maintain_record(path: &Path, pid: i32) -> Infallible {
 
 /// Records the process group of an application with this first process, a child of `leno up`.
 fn write_record(path: &Path, pid: i32) -> anyhow::Result<()> {
-    let process = sockets::read_process(pid)
+    let process = procfs::read_process(pid)
         .filter(|process| !process.is_zombie)
         .with_context(|| format!("/proc does not show the process {pid}"))?;
     let (boot, namespace) = (boot_id()?, pid_namespace()?);
     // A supervisor that has exited already has the start time 0, which no running `leno up` has.
     let supervisor = (
         process.parent,
-        sockets::read_process(process.parent).map_or(0, |process| process.started),
+        procfs::read_process(process.parent).map_or(0, |process| process.start_time),
     );
-    let ProcessEntry { group: leader, session, started, .. } = process;
+    let ProcessEntry { group: leader, session, start_time: started, .. } = process;
     let group = ProcessGroup { boot, namespace, leader, started, session, supervisor };
     let record = serde_json::to_vec(&group)?;
     if let Some(directory) = path.parent() {
@@ -124,7 +124,7 @@ pub(super) async fn stop_leftovers(data_directory: &Path) -> Vec<String> {
                 // Kills the application's processes that left the group.
                 let run = ApplicationRun::new(&group.namespace, group.leader, group.started);
                 killed_processes.extend(run.wait_or_kill(Duration::ZERO).await);
-                group.living_members().is_empty() && run.member_processes().is_empty()
+                group.live_members().is_empty() && run.member_processes().is_empty()
             }
             // The group's supervisor may be running and need the record.
             Some(group) => boot_id().is_ok_and(|boot| boot != group.boot),
@@ -145,8 +145,8 @@ impl ProcessGroup {
         let (supervisor_pid, supervisor_start) = self.supervisor;
         boot_id().is_ok_and(|boot| boot == self.boot)
             && pid_namespace().is_ok_and(|namespace| namespace == self.namespace)
-            && !sockets::read_process(supervisor_pid)
-                .is_some_and(|process| process.started == supervisor_start && !process.is_zombie)
+            && !procfs::read_process(supervisor_pid)
+                .is_some_and(|process| process.start_time == supervisor_start && !process.is_zombie)
     }
 
     /// Kills all members, including those started meanwhile, for `KILL_TIMEOUT` at most. Returns descriptions
@@ -155,7 +155,7 @@ impl ProcessGroup {
         let deadline = Instant::now() + KILL_TIMEOUT;
         let mut killed_processes = BTreeMap::new();
         loop {
-            let members = self.living_members();
+            let members = self.live_members();
             if members.is_empty() {
                 break;
             }
@@ -167,7 +167,7 @@ impl ProcessGroup {
                 break;
             }
             for pid in members {
-                let description = sockets::describe_process(pid);
+                let description = procfs::describe_process(pid);
                 if self.kill_member(pid) {
                     killed_processes.insert(pid, description);
                 }
@@ -179,29 +179,30 @@ impl ProcessGroup {
 
     /// Returns the live members. The kernel does not reuse the ID of a group while the group has members: if a
     /// process with another start time has the ID, all members have ended.
-    fn living_members(&self) -> Vec<i32> {
-        let leader = sockets::read_process(self.leader);
-        if leader.is_some_and(|leader| leader.started != self.started) {
+    fn live_members(&self) -> Vec<i32> {
+        let leader = procfs::read_process(self.leader);
+        if leader.is_some_and(|leader| leader.start_time != self.started) {
             return Vec::new();
         }
         let is_member =
-            |pid: &i32| sockets::read_process(*pid).is_some_and(|process| self.contains(&process));
-        sockets::all_pids().filter(is_member).collect()
+            |pid: &i32| procfs::read_process(*pid).is_some_and(|process| self.contains(&process));
+        procfs::all_pids().filter(is_member).collect()
     }
 
     /// True for a live member of the group.
     fn contains(&self, process: &ProcessEntry) -> bool {
         process.group == self.leader
             && process.session == self.session
-            && process.started >= self.started
+            && process.start_time >= self.started
             && !process.is_zombie
     }
 
-    /// Kills a member. The pidfd refers to one process: the signal reaches no other after an ID is reused.
+    /// Kills a member; false if it has already ended. The pidfd refers to one process: the signal reaches no
+    /// other after an ID is reused.
     fn kill_member(&self, pid: i32) -> bool {
         let pidfd = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(pidfd) = pidfd else { return false };
-        sockets::read_process(pid).is_some_and(|process| self.contains(&process))
+        procfs::read_process(pid).is_some_and(|process| self.contains(&process))
             && pidfd_send_signal(pidfd, Signal::KILL).is_ok()
     }
 }
@@ -244,15 +245,16 @@ mod tests {
 
     use super::*;
 
-    /// The group of a killed shell, and a process that the shell started.
+    /// Starts a shell with one child, and kills the shell. Returns their group, in which the child remains, and the
+    /// killed shell.
     fn start_orphans() -> (ProcessGroup, Child) {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 600 & echo; wait"]).process_group(0).stdout(Stdio::piped());
         let mut shell = shell.spawn().unwrap();
         let mut line = [0; 1];
         std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
-        let process = sockets::read_process(i32::try_from(shell.id()).unwrap()).unwrap();
-        let ProcessEntry { group, session, started, .. } = process;
+        let process = procfs::read_process(i32::try_from(shell.id()).unwrap()).unwrap();
+        let ProcessEntry { group, session, start_time: started, .. } = process;
         let (boot, namespace) = (boot_id().unwrap(), pid_namespace().unwrap());
         shell.kill().unwrap();
         shell.wait().unwrap();
@@ -271,14 +273,14 @@ mod tests {
     async fn leftovers_of_a_killed_leader_are_killed_without_other_groups() {
         let data = tempfile::tempdir().unwrap();
         let (group, _shell) = start_orphans();
-        assert_eq!(group.living_members().len(), 1);
+        assert_eq!(group.live_members().len(), 1);
         let changed = |change: &dyn Fn(&mut ProcessGroup)| {
             let mut changed = group.clone();
             change(&mut changed);
             changed
         };
         let own_pid = i32::try_from(std::process::id()).unwrap();
-        let own_start = sockets::read_process(own_pid).unwrap().started;
+        let own_start = procfs::read_process(own_pid).unwrap().start_time;
         for (changed, stays) in [
             (changed(&|group| group.boot.push('x')), false),
             (changed(&|group| group.namespace.push('x')), true),
@@ -292,12 +294,12 @@ mod tests {
             let path = write_group(data.path(), &changed);
             assert_eq!(stop_leftovers(data.path()).await, [""; 0], "{changed:?}");
             assert_eq!(path.exists(), stays, "{changed:?}");
-            assert_eq!(group.living_members().len(), 1);
+            assert_eq!(group.live_members().len(), 1);
         }
         write_group(data.path(), &group);
         let ended = stop_leftovers(data.path()).await;
         assert!(ended.len() == 1 && ended[0].starts_with("sleep (process "), "{ended:?}");
-        assert!(group.living_members().is_empty());
+        assert!(group.live_members().is_empty());
         assert_eq!(stop_leftovers(data.path()).await, [""; 0]);
     }
 

@@ -9,7 +9,8 @@ pub(super) struct RestartBackoff {
 }
 
 impl RestartBackoff {
-    /// Returns the delay before the restart of a process that ran for `lifetime`.
+    /// Counts a failure, and returns the delay before the restart of a process that ran for `lifetime`. The exit of a
+    /// healthy process resets the count first.
     pub(super) fn delay_after(&mut self, lifetime: Duration) -> Duration {
         if lifetime >= HEALTHY_LIFETIME {
             self.failure_count = 0;

@@ -25,21 +25,22 @@ use super::restart::RestartBackoff;
 use crate::output;
 use crate::proxy::{SidecarReport, SupervisorOrder};
 
-/// Keeps the sidecar of a workload running until `stop`. `reports` holds the last report while the sidecar runs,
-/// `None` otherwise.
+/// Keeps the sidecar of a workload running until it should stop. `report_sender` holds the last report while the
+/// sidecar runs, `None` otherwise.
 pub(super) async fn supervise(
     command_builder: &CommandBuilder,
     placement: &Placement,
     workload: &Workload,
-    reports: &watch::Sender<Option<SidecarReport>>,
+    report_sender: &watch::Sender<Option<SidecarReport>>,
     mut inputs: SupervisorInputs,
 ) {
     let name = &workload.name;
     let mut restart_backoff = RestartBackoff::default();
-    while !*inputs.stop.borrow() {
+    while !*inputs.stop_receiver.borrow() {
         let start = Instant::now();
-        let exit = run_sidecar(command_builder, placement, workload, reports, &mut inputs).await;
-        reports.send_replace(None);
+        let exit =
+            run_sidecar(command_builder, placement, workload, report_sender, &mut inputs).await;
+        report_sender.send_replace(None);
         let reason = match exit {
             Ok(SidecarExit::Stopped(StopOutcome::Graceful)) => return,
             Ok(SidecarExit::Stopped(StopOutcome::Forced)) => {
@@ -53,19 +54,19 @@ pub(super) async fn supervise(
         tracing::warn!(%name, %reason, ?delay, "the sidecar exited; restarting it");
         tokio::select! {
             () = sleep(delay) => {}
-            _ = inputs.stop.wait_for(|stop| *stop) => return,
+            _ = inputs.stop_receiver.wait_for(|stop| *stop) => return,
         }
     }
 }
 
 /// Inputs of a sidecar's supervisor.
 pub(super) struct SupervisorInputs {
-    /// The state of the workload's application.
-    pub(super) application: watch::Receiver<ApplicationProgress>,
-    /// True if the sidecar should report its requests in progress.
-    pub(super) report_active_requests: watch::Receiver<bool>,
+    /// The progress of the workload's application.
+    pub(super) progress_receiver: watch::Receiver<ApplicationProgress>,
+    /// True if the sidecar should report its number of requests in progress.
+    pub(super) count_requests_receiver: watch::Receiver<bool>,
     /// True if the sidecar should stop permanently.
-    pub(super) stop: watch::Receiver<bool>,
+    pub(super) stop_receiver: watch::Receiver<bool>,
 }
 
 /// The reason why a run of a sidecar ended.
@@ -78,12 +79,12 @@ enum SidecarExit {
     Replaced,
 }
 
-/// Runs the sidecar once: until it exits, until `inputs.stop`, or until another sidecar has joined in its place.
+/// Runs the sidecar once: until it exits, until it should stop, or until another sidecar has joined in its place.
 async fn run_sidecar(
     command_builder: &CommandBuilder,
     placement: &Placement,
     workload: &Workload,
-    reports: &watch::Sender<Option<SidecarReport>>,
+    report_sender: &watch::Sender<Option<SidecarReport>>,
     inputs: &mut SupervisorInputs,
 ) -> anyhow::Result<SidecarExit> {
     let mut command = command_builder.sidecar_command(workload, placement)?;
@@ -98,11 +99,11 @@ async fn run_sidecar(
     std_socket.set_nonblocking(true).context("the socket of its reports")?;
     let own_socket = UnixStream::from_std(std_socket).context("the socket of its reports")?;
     let (report_reader, order_writer) = own_socket.into_split();
-    let receive_reports_task = receive_reports(report_reader, reports);
+    let receive_reports_task = receive_reports(report_reader, report_sender);
     let send_orders_task = send_orders(
         order_writer,
-        inputs.application.clone(),
-        inputs.report_active_requests.clone(),
+        inputs.progress_receiver.clone(),
+        inputs.count_requests_receiver.clone(),
     );
     let replacement = wait_until_replaced(command_builder.replaced_sidecars(), &workload.name);
     tokio::pin!(receive_reports_task, send_orders_task, replacement);
@@ -113,7 +114,7 @@ async fn run_sidecar(
                 child.finish_output().await;
                 return Ok(SidecarExit::Exited(status?));
             }
-            _ = inputs.stop.wait_for(|stop| *stop) => {
+            _ = inputs.stop_receiver.wait_for(|stop| *stop) => {
                 let stop_timeout = command_builder.drain_timeout() + DRAIN_GRACE;
                 return Ok(SidecarExit::Stopped(child.stop(stop_timeout).await));
             }
@@ -147,14 +148,14 @@ async fn wait_until_replaced(
 /// Sends the sidecar each changed order, until the socket closes.
 async fn send_orders(
     mut socket: OwnedWriteHalf,
-    mut application: watch::Receiver<ApplicationProgress>,
-    mut report_active_requests: watch::Receiver<bool>,
+    mut progress_receiver: watch::Receiver<ApplicationProgress>,
+    mut count_requests_receiver: watch::Receiver<bool>,
 ) {
     let mut last_order = None;
     loop {
-        let application_order = application.borrow_and_update().to_order();
+        let application_order = progress_receiver.borrow_and_update().to_order();
         let order = SupervisorOrder {
-            count_requests: *report_active_requests.borrow_and_update()
+            count_requests: *count_requests_receiver.borrow_and_update()
                 || application_order.count_requests,
             ..application_order
         };
@@ -166,14 +167,15 @@ async fn send_orders(
             last_order = Some(order);
         }
         tokio::select! {
-            Ok(()) = application.changed() => {}
-            Ok(()) = report_active_requests.changed() => {}
+            Ok(()) = progress_receiver.changed() => {}
+            Ok(()) = count_requests_receiver.changed() => {}
             else => return,
         }
     }
 }
 
-/// Waits until `is_busy`, which evaluates the latest reports of sidecars, stays false, for `max_wait` at most.
+/// Waits until `is_busy`, which evaluates the latest reports of sidecars, is false in `MIN_IDLE_CHECKS` consecutive
+/// checks, for `max_wait` at most.
 pub(super) async fn wait_until_idle(is_busy: impl Fn() -> bool, max_wait: Duration) {
     let deadline = Instant::now() + max_wait;
     let mut idle_checks = 0;
@@ -184,7 +186,10 @@ pub(super) async fn wait_until_idle(is_busy: impl Fn() -> bool, max_wait: Durati
 }
 
 /// Receives reports until the sidecar exits or sends a report that cannot be parsed.
-async fn receive_reports(reader: OwnedReadHalf, reports: &watch::Sender<Option<SidecarReport>>) {
+async fn receive_reports(
+    reader: OwnedReadHalf,
+    report_sender: &watch::Sender<Option<SidecarReport>>,
+) {
     let mut reader = BufReader::new(reader);
     let mut line = String::new();
     loop {
@@ -195,7 +200,7 @@ async fn receive_reports(reader: OwnedReadHalf, reports: &watch::Sender<Option<S
             return;
         }
         match serde_json::from_str(&line) {
-            Ok(report) => drop(reports.send_replace(Some(report))),
+            Ok(report) => drop(report_sender.send_replace(Some(report))),
             Err(error) => return tracing::warn!(%error, "cannot parse a report of a sidecar"),
         }
     }
@@ -209,7 +214,7 @@ const MIN_IDLE_CHECKS: u32 = 5;
 /// The reason for the restart of a replaced sidecar.
 const REPLACED_REASON: &str =
     "another sidecar of the workload replaced it with a join token, and has disconnected since";
-/// The maximum size of a report, enough for several hundred listeners.
+/// The maximum size of a report, in bytes; enough for several hundred listeners.
 const MAX_REPORT_BYTES: u64 = 64 * 1024;
 /// The time that a sidecar needs to stop in addition to the drain timeout.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);

@@ -194,6 +194,7 @@ fn build_call_example(workload: &SummaryWorkload<'_>) -> Option<(String, String)
     Some((format!("curl -x http://{proxy} http://SERVICE.NAMESPACE:PORT/"), description))
 }
 
+/// The columns for a mesh in the host's network namespace.
 const LISTENER_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("workload"),
     ListingColumn::always("application"),
@@ -201,6 +202,7 @@ const LISTENER_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("outbound listeners"),
 ];
 
+/// The columns for a mesh with a network namespace per workload.
 const NAMESPACE_COLUMNS: &[ListingColumn] = &[
     ListingColumn::always("workload"),
     ListingColumn::always("application"),

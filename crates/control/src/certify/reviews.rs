@@ -73,7 +73,7 @@ impl TokenReviews {
     }
 
     /// Returns `Ok` if a token may be reviewed, otherwise the reason why it may not.
-    pub(super) fn permit_review(
+    pub(super) fn check_review_permitted(
         &self,
         pending_join: &PendingJoin,
         now: Instant,
@@ -89,7 +89,8 @@ impl TokenReviews {
         }
     }
 
-    /// Queues the review of a token. Returns a join that has no room, with the reason.
+    /// Queues the review of a token, and starts it if a slot is free. If the queue is full, returns a join that has no
+    /// room (this one or another), with the reason.
     pub(super) fn start_review(
         &mut self,
         pending_join: PendingJoin,
@@ -138,7 +139,7 @@ impl TokenReviews {
                 continue;
             }
             // A rejected join needs a task too, so that its result arrives like the others.
-            let rejection = self.permit_review(&pending_join, now).err();
+            let rejection = self.check_review_permitted(&pending_join, now).err();
             let reviewer = Arc::clone(&reviewer);
             let task = self.review_tasks.spawn(async move {
                 let subject = match rejection {

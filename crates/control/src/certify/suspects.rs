@@ -45,7 +45,7 @@ impl Suspects {
         self.0.insert(source, FailedReviews { count, last_rejection: now });
     }
 
-    /// Returns the current number of rejected tokens of a source.
+    /// Returns the current count of a source: its rejected tokens, less one for each second since.
     pub(super) fn rejection_count(&self, source: ConnectionSource, now: Instant) -> u32 {
         self.0.get(&source).map_or(0, |failures| failures.current_count(now))
     }

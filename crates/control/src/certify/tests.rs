@@ -38,7 +38,7 @@ impl CertifierFixture {
     }
 
     fn create_token(&self, name: &str) -> String {
-        self.tokens.mint(&workload_name(name), TOKEN_LIFETIME, SystemTime::now()).unwrap()
+        self.tokens.issue_token(&workload_name(name), TOKEN_LIFETIME, SystemTime::now()).unwrap()
     }
 
     async fn join(
@@ -224,7 +224,7 @@ async fn an_invalid_request_does_not_use_up_the_token() {
 async fn a_rejection_does_not_reveal_which_workloads_exist() {
     let mut fixture = CertifierFixture::open();
     let token = fixture.create_token("details-1");
-    let expired = fixture.tokens.mint(
+    let expired = fixture.tokens.issue_token(
         &workload_name("details-1"),
         TOKEN_LIFETIME,
         SystemTime::now() - 2 * TOKEN_LIFETIME,

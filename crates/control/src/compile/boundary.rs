@@ -77,11 +77,11 @@ fn compile_ingress_rule(
     let MeshConfig { trust_domain, revoked, .. } = mesh.config();
     let accounts = policy.sources.iter().filter_map(|source| source.account_in(trust_domain));
     // A revocation also covers an external principal with the same name as the account.
-    let is_valid = |source: &&IngressSource| {
+    let is_unrevoked = |source: &&IngressSource| {
         source.account_in(trust_domain).is_none_or(|account| !revoked.contains(&account))
     };
     let external_principals =
-        policy.sources.iter().filter(is_valid).filter_map(|source| match source {
+        policy.sources.iter().filter(is_unrevoked).filter_map(|source| match source {
             IngressSource::Named(name) => Some(name.clone()),
             IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => {
                 None
@@ -131,9 +131,9 @@ pub(super) fn compile_egress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Egre
         return Vec::new();
     }
     let server_rules = api_server_rules(&mesh.config().api_server);
-    let policies =
+    let policy_rules =
         mesh.egress_of(&workload.account).flat_map(|policy| policy_egress_rules(mesh, policy));
-    server_rules.chain(policies).collect()
+    server_rules.chain(policy_rules).collect()
 }
 
 /// Returns the egress rules for the API server, one per port.

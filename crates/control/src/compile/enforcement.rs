@@ -129,8 +129,8 @@ pub(crate) fn restricted_workloads(
 /// A cache that records, for many unmeshed workloads, if a policy applies that only a sidecar enforces.
 pub(super) struct EnforcementCache<'a> {
     mesh: &'a Mesh,
-    /// Cached results, by the services that select a workload, each with its ports that forward to the port of
-    /// the workload. Named ports may map to different numbers at each workload.
+    /// The cached results of [`Self::is_unrestricted`], by the services that select a workload, each with its ports that
+    /// forward to the port of the workload. Named ports may map to different numbers at each workload.
     results: BTreeMap<Vec<(&'a ServiceName, Vec<u16>)>, bool>,
 }
 

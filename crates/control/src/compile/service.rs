@@ -369,7 +369,7 @@ fn permitted_rule(mesh: &Mesh, service: &ServiceName, rule: &RouteRule) -> Route
     rule
 }
 
-/// Removes the backends that an object may not refer to, and returns their total weight.
+/// Removes the backends that an object may not refer to (without a `ReferenceGrant`); returns their total weight.
 pub(super) fn remove_ungranted(
     mesh: &Mesh,
     requested_service: &ServiceName,

@@ -140,6 +140,7 @@ fn split_rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule>
     (!rule.matches.is_empty()).then_some(rule)
 }
 
+/// Returns the rule of a split for all traffic of a port: its backends with their weights.
 fn split_shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
     let (route, kind) = (split.name.clone(), RouteKind::Split);
     let root = &split.root.service;

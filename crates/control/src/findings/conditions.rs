@@ -1,5 +1,6 @@
 //! Reports conditions that break traffic, such as closed listeners, failing applications, rejected joins and open
-//! circuits, and conditions that only need attention, such as full tables and dropped log lines.
+//! circuits, and conditions that only need attention, such as full tables and dropped log lines. Sidecars report their
+//! conditions, each with a kind such as `listener-closed`, a subject and a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,7 +13,8 @@ use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, Work
 use super::{Finding, FindingInputs, Severity, limit_findings, rejected_sidecar_hint, rejoin_hint};
 use crate::applications::{exit_hint, port_hint};
 
-/// Returns the findings about conditions, the most direct causes first.
+/// Returns the findings about conditions, applications, rejected joins and data directories, the most direct causes
+/// first.
 pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
     let conditions_of = |kind: &'static str| {
@@ -144,15 +146,15 @@ fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus)
 
 fn rejected_join_finding(inputs: &FindingInputs, join: &RejectedJoinStatus) -> Finding {
     let RejectedJoinStatus { workload, exists, count, age_seconds, reason } = join;
-    let status = inputs.workloads.iter().find(|status| status.name == *workload);
+    let workload_status = inputs.workloads.iter().find(|status| status.name == *workload);
     // The sidecar of a revoked workload is rejected on purpose.
-    let is_expected = status.is_some_and(|status| status.has_sidecar() || status.revoked);
+    let is_expected = workload_status.is_some_and(|status| status.has_sidecar() || status.revoked);
     let severity = if *exists && !is_expected { Severity::Problem } else { Severity::Notice };
     let message = format!(
         "{workload}: a joining sidecar is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
     );
-    let hint = match status.filter(|_| *exists) {
-        Some(status) => rejected_sidecar_hint(&inputs.status, status),
+    let hint = match workload_status.filter(|_| *exists) {
+        Some(workload_status) => rejected_sidecar_hint(&inputs.status, workload_status),
         None if inputs.status.kubernetes => rejoin_hint(&inputs.status, workload),
         None => format!("add the Workload, then make a token: leno token {workload}"),
     };
@@ -178,7 +180,7 @@ fn check_detection_delays(inputs: &FindingInputs) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get workloads -o json")
 }
 
-/// Reports rejected clients without mutual TLS. Clients with a sidecar bypass the mesh.
+/// Reports rejected clients without mutual TLS. Those with a sidecar (members) bypass the mesh, and have another hint.
 fn check_rejected_clients(inputs: &FindingInputs) -> Vec<Finding> {
     let member_addresses: BTreeSet<IpAddr> = inputs
         .workloads
@@ -199,12 +201,12 @@ fn check_rejected_clients(inputs: &FindingInputs) -> Vec<Finding> {
             workload.conditions.iter().filter(|condition| condition.kind == "plaintext-rejected");
         rejecting_conditions.map(|condition| {
             let ConditionStatus { subject, reason, .. } = condition;
-            let (meshed_clients, other_clients): (Vec<&str>, Vec<&str>) =
+            let (member_clients, other_clients): (Vec<&str>, Vec<&str>) =
                 reason.split(", ").partition(|name| is_member(name));
             let mut hints = Vec::new();
-            if !meshed_clients.is_empty() {
+            if !member_clients.is_empty() {
                 let hint = PlaintextClient::Member.hint();
-                hints.push(format!("{} {BYPASS_EXPLANATION}: {hint}", meshed_clients.join(", ")));
+                hints.push(format!("{} {BYPASS_EXPLANATION}: {hint}", member_clients.join(", ")));
             }
             if !other_clients.is_empty() {
                 hints.push(PlaintextClient::Other.hint().to_owned());

@@ -1,4 +1,4 @@
-//! Reports service ports without endpoints, and endpoints without a sidecar that sidecars do not call.
+//! Reports service ports without endpoints, and endpoints that sidecars do not call because they have no sidecar.
 
 use std::collections::BTreeSet;
 
@@ -7,35 +7,34 @@ use crate::status::{ExcludedStatus, ServiceStatus};
 use super::{Finding, FindingInputs, limit_findings};
 use crate::figures::format_count;
 
-/// Returns findings about empty endpoint lists. During the startup grace period, sidecars may not have reported
-/// their endpoints yet.
+/// Returns findings about service ports without endpoints, and about endpoints without a sidecar. Returns none during
+/// the startup grace period, because sidecars may not have reported their endpoints yet.
 pub(super) fn check_endpoints(inputs: &FindingInputs) -> Vec<Finding> {
     if inputs.status.starting {
         return Vec::new();
     }
-    let ports_in_use = used_ports(inputs);
+    let used_ports = find_used_ports(inputs);
     let meshed_namespaces: BTreeSet<&str> =
         inputs.workloads.iter().map(|workload| namespace_of(&workload.name)).collect();
     let empty_ports = inputs.services.iter().flat_map(|service| {
-        let empty_ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
-        empty_ports.map(move |port| (service, port.port))
+        let ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
+        ports.map(move |port| (service, port.port))
     });
     let empty_port_findings = empty_ports.filter_map(|(service, port)| {
-        let receives_requests = ports_in_use.contains(&format!("{}:{port}", service.name));
+        let receives_requests = used_ports.contains(&format!("{}:{port}", service.name));
         // A service with routes sends its traffic to their backends, and a service without a selector has no workloads
         // of its own. A service in a namespace without a workload of the mesh is usually outside the mesh.
-        let has_own_traffic = service.routes.is_empty()
+        let should_have_endpoints = service.routes.is_empty()
             && !service.selector.is_empty()
             && meshed_namespaces.contains(namespace_of(&service.name));
-        (receives_requests || has_own_traffic)
+        (receives_requests || should_have_endpoints)
             .then(|| empty_port_finding(service, port, receives_requests))
     });
     let mut findings = limit_findings(empty_port_findings.collect(), "leno get services");
-    let excluded_findings = inputs
-        .services
-        .iter()
-        .filter_map(|service| Some(excluded_finding(service, service.excluded.as_ref()?)));
-    findings.extend(limit_findings(excluded_findings.collect(), "leno get services"));
+    let unmeshed_findings = inputs.services.iter().filter_map(|service| {
+        Some(unmeshed_endpoints_finding(service, service.excluded.as_ref()?))
+    });
+    findings.extend(limit_findings(unmeshed_findings.collect(), "leno get services"));
     findings
 }
 
@@ -44,8 +43,11 @@ fn namespace_of(name: &str) -> &str {
     name.split('/').next().unwrap_or_default()
 }
 
-/// Reports ready endpoints that only clients outside the mesh reach.
-fn excluded_finding(service: &ServiceStatus, excluded_status: &ExcludedStatus) -> Finding {
+/// Reports ready endpoints without a sidecar, which only clients outside the mesh reach because of a setting.
+fn unmeshed_endpoints_finding(
+    service: &ServiceStatus,
+    excluded_status: &ExcludedStatus,
+) -> Finding {
     let ExcludedStatus { endpoints, setting } = excluded_status;
     Finding::notice(
         format!(
@@ -58,6 +60,7 @@ fn excluded_finding(service: &ServiceStatus, excluded_status: &ExcludedStatus) -
     )
 }
 
+/// Reports a service port without endpoints: a problem if the port receives requests, otherwise a notice.
 fn empty_port_finding(service: &ServiceStatus, port: u16, receives_requests: bool) -> Finding {
     let ServiceStatus { name, workloads, .. } = service;
     let (message, hint) = match workloads.is_empty() {
@@ -80,16 +83,15 @@ fn empty_port_finding(service: &ServiceStatus, port: u16, receives_requests: boo
     }
 }
 
-/// Returns the service ports that receive requests: of listeners, of backends with a weight, and of services
-/// without routes that a sidecar uses.
-fn used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
-    let outbound_listeners =
-        inputs.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
+/// Returns the service ports that receive requests, as `NAMESPACE/NAME:PORT`: those of outbound listeners, of backends
+/// with a weight other than 0, and of services without routes that a sidecar subscribes to.
+fn find_used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
+    let all_listeners = inputs.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
     let has_routes = |name: &str| {
         inputs.services.iter().any(|service| service.name == name && !service.routes.is_empty())
     };
-    let outbound_listeners = outbound_listeners.filter(|listener| !has_routes(&listener.service));
-    let mut ports_in_use: BTreeSet<String> = outbound_listeners
+    let unrouted_listeners = all_listeners.filter(|listener| !has_routes(&listener.service));
+    let mut used_ports: BTreeSet<String> = unrouted_listeners
         .map(|listener| format!("{}:{}", listener.service, listener.port))
         .collect();
     for backend in inputs.routes.iter().flat_map(|route| &route.backends) {
@@ -97,7 +99,7 @@ fn used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
         if let Some((target, weight)) = backend.split_once(" weight ")
             && weight != "0"
         {
-            ports_in_use.insert(target.to_owned());
+            used_ports.insert(target.to_owned());
         }
     }
     let subscribed_services: BTreeSet<&String> =
@@ -107,10 +109,10 @@ fn used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
         .iter()
         .filter(|service| subscribed_services.contains(&service.name) && service.routes.is_empty());
     for service in services {
-        ports_in_use
+        used_ports
             .extend(service.ports.iter().map(|port| format!("{}:{}", service.name, port.port)));
     }
-    ports_in_use
+    used_ports
 }
 
 #[cfg(test)]

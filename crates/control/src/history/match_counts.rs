@@ -55,9 +55,9 @@ impl MatchCounts {
         let has_evicted = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
         let new_counts =
             || MinuteCounts { counts_by_minute: VecDeque::new(), total: 0, last_match: now };
-        let (minutes, evicted) = self.rules.entry(key, new_counts);
-        minutes.add(*matches, now);
-        !has_evicted && evicted.is_none()
+        let (minute_counts, evicted_entry) = self.rules.entry(key, new_counts);
+        minute_counts.add(*matches, now);
+        !has_evicted && evicted_entry.is_none()
     }
 
     /// Evicts an object's least recently used rule if the object has [`MAX_RULES_PER_OBJECT`] rules. Otherwise a
@@ -78,22 +78,23 @@ impl MatchCounts {
 
     /// Evicts rules without a match for an hour, and those of objects that left the mesh.
     pub(super) fn evict_expired(&mut self, mesh: &Mesh, now: Duration) {
-        self.rules.retain(|(kind, namespace, name, _), minutes| {
-            minutes.last_match + HISTORY_LENGTH > now
+        self.rules.retain(|(kind, namespace, name, _), minute_counts| {
+            minute_counts.last_match + HISTORY_LENGTH > now
                 && mesh.has_object(&kind.object_key(namespace, name))
         });
     }
 
     /// Returns the status of every stored rule, ordered by kind, namespace, name and rule.
     pub(super) fn rule_statuses(&self, now: Duration) -> Vec<RuleStatus> {
-        let status =
-            |((kind, namespace, name, rule), minutes): (&RuleKey, &MinuteCounts)| RuleStatus {
+        let status = |((kind, namespace, name, rule), minute_counts): (&RuleKey, &MinuteCounts)| {
+            RuleStatus {
                 kind: kind.as_str().to_owned(),
                 name: format!("{namespace}/{name}"),
                 rule: rule.clone(),
-                matches_1h: minutes.last_hour_count(now),
-                matches: minutes.total,
-            };
+                matches_1h: minute_counts.last_hour_count(now),
+                matches: minute_counts.total,
+            }
+        };
         self.rules.iter().map(status).collect()
     }
 }
@@ -123,8 +124,8 @@ impl MinuteCounts {
 }
 
 /// Returns the number of whole minutes before a time.
-fn minute_number(now: Duration) -> u64 {
-    now.as_secs() / 60
+fn minute_number(time: Duration) -> u64 {
+    time.as_secs() / 60
 }
 
 /// The number of minutes in the count of the last hour.

@@ -62,13 +62,13 @@ impl Rejections {
     pub(super) fn record_report(
         &mut self,
         mesh: &Mesh,
-        name: &WorkloadName,
+        workload: &WorkloadName,
         report: &TrafficReport,
         now: Duration,
     ) -> u64 {
         let mut evicted_count = 0;
         for series in &report.series {
-            let Some(destination) = find_destination(mesh, name, series) else { continue };
+            let Some(destination) = find_destination(mesh, workload, series) else { continue };
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
             evicted_count += u64::from(match &destination {
@@ -82,8 +82,8 @@ impl Rejections {
             });
             let table =
                 if is_inbound { &mut self.server_rejections } else { &mut self.client_rejections };
-            let is_before_service = may_lack_service(mesh, name, series);
-            let services = deciding_services(mesh, name, series, &destination);
+            let is_before_service = may_lack_service(mesh, workload, series);
+            let services = deciding_services(mesh, workload, series, &destination);
             let destinations = match is_inbound {
                 true => services.iter().cloned().map(RejectedDestination::Service).collect(),
                 false => vec![destination.clone()],
@@ -108,7 +108,7 @@ impl Rejections {
                     let (counts, evicted_entry) = table.entry(key, RejectionCounts::default);
                     evicted_count += u64::from(evicted_entry.is_some());
                     counts.recent_requests.add(now, if is_counted { *count } else { 0 });
-                    counts.sidecars.insert(name.clone(), now);
+                    counts.sidecars.insert(workload.clone(), now);
                     for policy in &policies {
                         counts.policies.insert(policy.clone(), now);
                     }
@@ -149,9 +149,9 @@ impl Rejections {
             .collect();
         let status = |key: &RejectionKey| {
             let (destination, reason) = key;
-            let [outbound, inbound] = [&self.client_rejections, &self.server_rejections]
+            let [client_counts, server_counts] = [&self.client_rejections, &self.server_rejections]
                 .map(|table| table.get(key).filter(|counts| counts.is_recent(now)));
-            let requests = [outbound, inbound]
+            let requests = [client_counts, server_counts]
                 .into_iter()
                 .flatten()
                 .map(|counts| counts.recent_requests.sum(now))
@@ -168,22 +168,22 @@ impl Rejections {
                 }
             };
             // Sidecars of servers that counted rejections are the rejecting ones.
-            let rejecting_counts = inbound.or(outbound)?;
+            let rejecting_counts = server_counts.or(client_counts)?;
             (requests > 0).then(|| RejectionStatus {
                 service: destination.service().map_or(String::new(), ServiceName::to_string),
                 reason: (*reason).to_owned(),
                 requests,
                 share: requests as f64 / total_requests.max(requests) as f64,
-                side: if inbound.is_some() { "server" } else { "client" }.to_owned(),
+                side: if server_counts.is_some() { "server" } else { "client" }.to_owned(),
                 sidecars: recent_keys(&rejecting_counts.sidecars, now)
                     .map(WorkloadName::to_string)
                     .collect(),
-                clients: outbound
+                clients: client_counts
                     .into_iter()
                     .flat_map(|counts| recent_keys(&counts.sidecars, now))
                     .map(WorkloadName::to_string)
                     .collect(),
-                policies: [outbound, inbound]
+                policies: [client_counts, server_counts]
                     .into_iter()
                     .flatten()
                     .flat_map(|counts| recent_keys(&counts.policies, now))

@@ -19,7 +19,9 @@ pub(crate) struct RequestHistory {
     first_request: Duration,
     /// The time of the last report with requests.
     pub(super) last_request: Duration,
+    /// Steps of ten seconds, which cover six minutes.
     fine_ring: StepRing,
+    /// Steps of one minute, which cover an hour.
     coarse_ring: StepRing,
     /// The number of requests since the start of this history.
     total_requests: u64,
@@ -80,8 +82,8 @@ impl RequestHistory {
     /// Returns the current rates: over the last half minute, or since the first requests if that is shorter.
     pub(super) fn current_rates(&self, now: Duration) -> RateStatus {
         let recent_batch = self.fine_ring.sum_recent(now);
-        let window = now.saturating_sub(self.fine_ring.recent_since(now).max(self.first_request));
-        let seconds = window.as_secs_f64().max(MIN_WINDOW_SECONDS);
+        let period = now.saturating_sub(self.fine_ring.recent_since(now).max(self.first_request));
+        let seconds = period.as_secs_f64().max(MIN_PERIOD_SECONDS);
         let steps = self.fine_ring.steps(now);
         let request_share = |count: u64| count as f64 / recent_batch.requests as f64;
         RateStatus {
@@ -153,10 +155,12 @@ fn plot_ring(ring: &StepRing, now: Duration) -> PlotStatus {
     }
 }
 
+/// Returns the duration of a histogram bucket in milliseconds, rounded to microseconds.
 fn bucket_milliseconds(bucket: u8) -> f64 {
     (bucket_duration(bucket).as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// Rounds a rate to three decimals.
 fn round_rate(rate: f64) -> f64 {
     (rate * 1e3).round() / 1e3
 }
@@ -174,7 +178,7 @@ const REPORTED_STEPS: usize = 18;
 /// The time that the rings cover.
 pub(super) const HISTORY_LENGTH: Duration = Duration::from_secs(3600);
 /// The shortest period for a rate, in seconds. A shorter one would give an arbitrarily high rate.
-const MIN_WINDOW_SECONDS: f64 = 1.0;
+const MIN_PERIOD_SECONDS: f64 = 1.0;
 
 /// The label of unknown reasons, which sidecars of later releases report.
 const UNKNOWN_REASON: &str = "other";

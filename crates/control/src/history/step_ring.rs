@@ -8,7 +8,9 @@ use leno_telemetry::SparseHistogram;
 /// Requests that were completed in one report, or in one time step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RequestBatch {
+    /// The number of requests, including failed ones.
     pub(crate) requests: u64,
+    /// The number of failed requests.
     pub(crate) failed: u64,
     pub(crate) durations: SparseHistogram,
 }

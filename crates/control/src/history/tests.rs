@@ -366,7 +366,7 @@ fn recent_reasons_are_reported_separately() {
     };
     let plots = |history: &History, seconds| {
         history
-            .subject_plots(&PlotSubject::Service(service_name("details")), at_second(seconds))
+            .subject_history(&PlotSubject::Service(service_name("details")), at_second(seconds))
             .unwrap()
     };
     history.record_report(
@@ -484,7 +484,7 @@ fn the_plots_of_an_hour_add_up_to_the_reports() {
         }
         let subject = PlotSubject::Service(service_name("details"));
         let now = Duration::from_millis(clock + random_below(600_000));
-        let plots = history.subject_plots(&subject, now).unwrap().plots;
+        let plots = history.subject_history(&subject, now).unwrap().plots;
         for (plot, steps) in plots.iter().zip([36_u64, 60]) {
             assert_eq!(plot.requests.len() as u64, steps, "seed {seed}");
             let step_ms = plot.step_seconds * 1000;

@@ -1,7 +1,8 @@
 //! Limits the servers and files that JWKS may be read from.
 //!
-//! A rule is an object of a namespace, and its author may be a tenant. But the control plane fetches the rule's JWKS
-//! with its own network access and file permissions, so the operator's options limit the permitted servers and files.
+//! A rule with JWKS (`JwtValidation`) is an object of a namespace, and its author may be a tenant. But the control plane
+//! fetches the rule's JWKS with its own network access and file permissions, so the operator's options limit the
+//! permitted servers and files.
 
 use std::fmt;
 use std::fs::File;
@@ -79,7 +80,7 @@ impl PermittedServers {
         let address_class = AddressClass::from_address(address);
         let is_permitted = |entry: &PermittedServer| match entry {
             PermittedServer::Host(host) => {
-                address_class == AddressClass::Private && *host == host_name(&server.host)
+                address_class == AddressClass::Private && *host == normalize_host(&server.host)
             }
             PermittedServer::Range(range) => range.contains(address),
         };
@@ -88,7 +89,7 @@ impl PermittedServers {
 }
 
 /// Normalizes a host name as DNS compares it.
-fn host_name(host: &str) -> String {
+fn normalize_host(host: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
@@ -116,7 +117,7 @@ fn parse_entry(text: &str) -> Result<PermittedServer, String> {
     }
     let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     // A host name does not end in a number: this is a malformed address.
-    let host = host_name(text);
+    let host = normalize_host(text);
     let last_label = host.rsplit('.').next().unwrap_or_default();
     let is_host = !last_label.is_empty() && !last_label.bytes().all(|byte| byte.is_ascii_digit());
     match is_host && text.len() <= MAX_HOST_BYTES && text.bytes().all(is_host_byte) {

@@ -13,7 +13,7 @@ impl JitterRandom {
     }
 
     /// Returns a random duration up to `max`.
-    fn random_part(&mut self, max: Duration) -> Duration {
+    fn random_up_to(&mut self, max: Duration) -> Duration {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -34,7 +34,7 @@ pub(super) fn delay_after_success(
     let delay =
         max_age.map_or(refresh_interval, |age| age.max(MIN_FETCH_INTERVAL).min(refresh_interval));
     // Jitter, so that fetches do not coincide.
-    delay - random.random_part(delay / JITTER_DIVISOR)
+    delay - random.random_up_to(delay / JITTER_DIVISOR)
 }
 
 /// Returns the delay after this number of consecutive failures: short at first, then exponentially longer.
@@ -44,7 +44,8 @@ pub(super) fn delay_after_success(
 pub(super) fn delay_after_failure(failures: u32, random: &mut JitterRandom) -> Duration {
     let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
     let delay = FIRST_BACK_OFF.saturating_mul(1 << doublings).min(MAX_BACK_OFF);
-    delay / 2 + random.random_part(delay / 2)
+    // Jitter: at least half of the delay.
+    delay / 2 + random.random_up_to(delay / 2)
 }
 
 /// The minimum interval for servers with a short `max-age`.

@@ -15,11 +15,11 @@ pub(crate) struct JwksFetches {
     /// The endpoints with a failed last fetch, each with the cause.
     failures: BTreeMap<KeySource, String>,
     /// The number of fetches that returned a new set.
-    pub(crate) changed: u64,
+    pub(crate) changed_count: u64,
     /// The number of fetches that returned the same set.
-    pub(crate) unchanged: u64,
+    pub(crate) unchanged_count: u64,
     /// The number of failed fetches.
-    pub(crate) failed: u64,
+    pub(crate) failed_count: u64,
 }
 
 impl JwksFetches {
@@ -33,18 +33,18 @@ impl JwksFetches {
         let source = &update.source;
         match &update.outcome {
             FetchOutcome::Changed(_) => {
-                self.changed = self.changed.saturating_add(1);
+                self.changed_count = self.changed_count.saturating_add(1);
                 self.failures.remove(source);
                 tracing::info!(%source, "fetched the keys of an issuer");
             }
             FetchOutcome::Unchanged => {
-                self.unchanged = self.unchanged.saturating_add(1);
+                self.unchanged_count = self.unchanged_count.saturating_add(1);
                 if self.failures.remove(source).is_some() {
                     tracing::info!(%source, "fetching the keys of an issuer succeeds again");
                 }
             }
             FetchOutcome::Failed(reason) => {
-                self.failed = self.failed.saturating_add(1);
+                self.failed_count = self.failed_count.saturating_add(1);
                 let previous_reason = self.failures.insert(source.clone(), reason.clone());
                 // Some causes contain the time, and differ for each fetch.
                 match previous_reason {

@@ -108,10 +108,11 @@ fn host_header(server: &Server) -> String {
 
 /// Sends one request on its own connection.
 async fn send_request(
-    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Empty<Bytes>>,
 ) -> Result<JwksResponse, JwksRequestError> {
-    let handshake = http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(io));
+    let handshake =
+        http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await?;
     let exchange = async { read_response(sender.send_request(request).await?).await };
     drive_exchange(connection, exchange, JwksRequestError::Http).await

@@ -120,15 +120,15 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
         self.routes.values()
     }
 
-    /// True if a route of this name exists.
-    pub(crate) fn has_route(&self, name: &K) -> bool {
-        self.routes.contains_key(name)
+    /// True if a route with this key exists.
+    pub(crate) fn has_route(&self, key: &K) -> bool {
+        self.routes.contains_key(key)
     }
 
     /// Returns the routes attached to a service or one of its ports.
     pub(crate) fn attached_to(&self, service: &ServiceName) -> impl Iterator<Item = &R> {
-        let names = self.routes_by_parent.values_for(service);
-        names.filter_map(|name| self.routes.get(name))
+        let keys = self.routes_by_parent.values_for(service);
+        keys.filter_map(|key| self.routes.get(key))
     }
 
     /// Returns the routes attached to a port that apply to clients of the namespace `consumer`. These are the
@@ -182,7 +182,7 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
 
     /// Returns the routes with this backend.
     pub(crate) fn routes_to(&self, backend: &ServiceName) -> impl Iterator<Item = &R> {
-        self.routes_by_backend.values_for(backend).filter_map(|name| self.routes.get(name))
+        self.routes_by_backend.values_for(backend).filter_map(|key| self.routes.get(key))
     }
 
     /// Returns the parent services of the routes in other namespaces that have a backend in `namespace`.
@@ -197,29 +197,29 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
         routes.flat_map(|route| route.parents()).map(|parent| parent.service.clone())
     }
 
-    /// Replaces or removes the route of this name. Returns the services with changed routing.
-    pub(crate) fn set_route(&mut self, name: &K, new: Option<R>) -> BTreeSet<ServiceName> {
-        let old = self.routes.remove(name);
+    /// Adds, replaces or removes (`None`) the route with this key. Returns the services with changed routing.
+    pub(crate) fn set_route(&mut self, key: &K, new: Option<R>) -> BTreeSet<ServiceName> {
+        let old = self.routes.remove(key);
         let differs = old != new;
         let mut parents = BTreeSet::new();
         if let Some(old) = &old {
             for parent in old.parents() {
-                self.routes_by_parent.remove(&parent.service, name);
+                self.routes_by_parent.remove(&parent.service, key);
                 parents.insert(parent.service.clone());
             }
             for backend in old.backend_names() {
-                self.routes_by_backend.remove(backend, name);
+                self.routes_by_backend.remove(backend, key);
             }
         }
         if let Some(new) = new {
             for parent in new.parents() {
-                self.routes_by_parent.insert(&parent.service, name);
+                self.routes_by_parent.insert(&parent.service, key);
                 parents.insert(parent.service.clone());
             }
             for backend in new.backend_names() {
-                self.routes_by_backend.insert(backend, name);
+                self.routes_by_backend.insert(backend, key);
             }
-            self.routes.insert(name.clone(), new);
+            self.routes.insert(key.clone(), new);
         }
         match differs {
             true => parents,

@@ -199,7 +199,7 @@ impl Mesh {
 
     /// Returns the conflict status of a policy.
     pub(crate) fn conflict_status(&self, policy: &ServicePolicy) -> ConflictStatus {
-        let service_names = self.affected_services(policy);
+        let service_names = self.policy_services(policy);
         let services = service_names.iter().filter_map(|name| self.services.get(name));
         let ports = services
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
@@ -221,13 +221,13 @@ impl Mesh {
         for policy in policies.filter_map(|name| self.policies.by_name.get(name)) {
             affected_set
                 .workloads
-                .extend(self.workloads_of_all(&self.affected_services(policy)).cloned());
+                .extend(self.workloads_of_all(&self.policy_services(policy)).cloned());
         }
         affected_set
     }
 
     /// Returns the services that a policy applies to, existing or not.
-    fn affected_services(&self, policy: &ServicePolicy) -> BTreeSet<ServiceName> {
+    fn policy_services(&self, policy: &ServicePolicy) -> BTreeSet<ServiceName> {
         let mut services: BTreeSet<ServiceName> = named_services(policy).cloned().collect();
         if policy.scope == PolicyScope::Namespace {
             let names = self.services.keys();
@@ -255,7 +255,7 @@ impl Mesh {
         let is_inbound = old.iter().chain(&new).any(|policy| policy.rule.is_inbound());
         let policies = old.iter().chain(&new);
         let services: BTreeSet<ServiceName> =
-            policies.flat_map(|policy| self.affected_services(policy)).collect();
+            policies.flat_map(|policy| self.policy_services(policy)).collect();
         if let Some(new) = new {
             self.policies.insert_policy(new);
         }

@@ -127,8 +127,12 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     for (change, ms) in [(2, Some(30)), (3, Some(45_000)), (4, None)] {
         let connection = ConnectionId(change);
         let waiting = BTreeSet::from([connection]);
-        let sent_push =
-            SentPush { sent_at: now, affected_proxies: 1, recipients: 1, waiting_proxies: waiting };
+        let sent_push = SentPush {
+            sent_at: now,
+            affected_count: 1,
+            recipient_count: 1,
+            waiting_proxies: waiting,
+        };
         connected_proxies.pushes.begin_push(ChangeId(change), vec![now], sent_push);
         if let Some(ms) = ms {
             connected_proxies.pushes.remove_waiting_proxy(

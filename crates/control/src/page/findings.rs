@@ -17,10 +17,11 @@ use crate::http_server::typed_response;
 use crate::query_share::QueryShare;
 use crate::state_task::AdminResponse;
 
-/// The latest findings as JSON, with the time at which they were collected.
+/// A cache of the latest findings as JSON, with the time at which they were collected.
 #[derive(Debug)]
 pub(super) struct FindingsCache {
     directory: Arc<DataDirectory>,
+    /// `None` before the first request.
     cached_findings: Mutex<Option<(Instant, Bytes)>>,
 }
 
@@ -52,7 +53,7 @@ impl FindingsCache {
         if let Some((_, findings)) = fresh_findings {
             return typed_response(StatusCode::OK, "application/json", findings.clone());
         }
-        let _permit = query_share.acquire_turn().await;
+        let _turn = query_share.acquire_turn().await;
         match FindingInputs::collect(|path| self.query_json(queries, path)).await {
             Ok(inputs) => {
                 let findings = Bytes::from(format!("{:#}\n", json!(collect_findings(&inputs))));

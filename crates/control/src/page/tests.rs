@@ -244,8 +244,8 @@ async fn an_explanation_continues_after_its_client_has_disconnected() {
         live_token: String::new(),
         explain_runner: explain_runner.clone(),
         taps: Arc::new(Taps::new(7)),
-        query_share: QueryShare::new(QUERY_PAUSE),
-        explain_share: QueryShare::new(EXPLAIN_PAUSE),
+        query_share: QueryShare::new(QUERY_PAUSE_FACTOR),
+        explain_share: QueryShare::new(EXPLAIN_PAUSE_FACTOR),
         findings_cache: FindingsCache::new(DataDirectory::new(std::path::PathBuf::new())),
     };
     let state_task = async {

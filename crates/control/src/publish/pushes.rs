@@ -17,9 +17,9 @@ pub(crate) struct ConfigPush {
     pub(crate) change: ChangeId,
     pub(crate) sent_at: Instant,
     /// The number of proxies that the changes may affect.
-    pub(crate) affected_proxies: usize,
+    pub(crate) affected_count: usize,
     /// The number of affected proxies that received an update.
-    pub(crate) recipients: usize,
+    pub(crate) recipient_count: usize,
     /// The number of bytes of the updates that were applied.
     pub(crate) bytes: u64,
     /// The number of NACKs.
@@ -37,9 +37,9 @@ pub(crate) struct ConfigPush {
 pub(crate) struct SentPush {
     pub(crate) sent_at: Instant,
     /// The number of proxies that the changes may affect.
-    pub(crate) affected_proxies: usize,
+    pub(crate) affected_count: usize,
     /// The number of proxies that received an update.
-    pub(crate) recipients: usize,
+    pub(crate) recipient_count: usize,
     /// The proxies that have not applied the changes yet.
     pub(crate) waiting_proxies: BTreeSet<ConnectionId>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct PushProgress {
     pub(crate) change: ChangeId,
     pub(crate) processed_at: Instant,
     /// The number of proxies that had not applied the change when it had been sent to all of them.
-    pub(crate) recipients: usize,
+    pub(crate) recipient_count: usize,
     /// The number of these proxies that have applied the change since, or disconnected.
     pub(crate) applied: usize,
     /// The time from the change until all proxies had applied it; `None` while some have not.
@@ -83,11 +83,11 @@ impl ConfigPushes {
         let Some(last_change_time) = change_times.last().copied() else {
             return;
         };
-        let SentPush { sent_at, affected_proxies, recipients, waiting_proxies } = sent_push;
+        let SentPush { sent_at, affected_count, recipient_count, waiting_proxies } = sent_push;
         self.latest_progress = Some(PushProgress {
             change,
             processed_at: last_change_time,
-            recipients: waiting_proxies.len(),
+            recipient_count: waiting_proxies.len(),
             applied: 0,
             convergence_time: waiting_proxies.is_empty().then_some(Duration::ZERO),
         });
@@ -97,8 +97,8 @@ impl ConfigPushes {
             previous_change,
             change,
             sent_at,
-            affected_proxies,
-            recipients,
+            affected_count,
+            recipient_count,
             bytes: 0,
             rejected: 0,
             waiting_proxies,
@@ -201,8 +201,8 @@ mod tests {
     fn sent_to<const N: usize>(at: Instant, ids: [u64; N]) -> SentPush {
         SentPush {
             sent_at: at,
-            affected_proxies: N + 1,
-            recipients: N,
+            affected_count: N + 1,
+            recipient_count: N,
             waiting_proxies: ids.map(ConnectionId).into(),
         }
     }
@@ -215,14 +215,14 @@ mod tests {
         pushes.begin_push(ChangeId(1), vec![start], sent_to(start, [1, 2]));
         pushes.remove_waiting_proxy(ConnectionId(1), 100, at(5));
         let latest = pushes.latest_progress().unwrap();
-        assert_eq!((latest.recipients, latest.applied, latest.convergence_time), (2, 1, None));
+        assert_eq!((latest.recipient_count, latest.applied, latest.convergence_time), (2, 1, None));
         pushes.remove_waiting_proxy(ConnectionId(1), 100, at(6));
         pushes.remove_waiting_proxy(ConnectionId(2), 20, at(9));
         let latest = pushes.latest_progress().unwrap();
         assert_eq!(latest.convergence_time, Some(Duration::from_millis(9)));
         assert_eq!((pushes.convergence_times().count(), pushes.unacknowledged_count()), (1, 0));
         let push = pushes.push_for_change(ChangeId(1)).unwrap();
-        assert_eq!((push.bytes, push.recipients, push.affected_proxies), (120, 2, 3));
+        assert_eq!((push.bytes, push.recipient_count, push.affected_count), (120, 2, 3));
         assert_eq!(push.last_applied, Some(at(9)));
     }
 

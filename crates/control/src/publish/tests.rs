@@ -226,7 +226,7 @@ fn a_push_ends_when_all_its_recipients_have_applied_it() {
     fixture.set_listeners("details-1", None);
     fixture.publish();
     let latest = fixture.connected_proxies.pushes.latest_progress().unwrap();
-    assert_eq!((latest.recipients, latest.applied, latest.convergence_time), (1, 0, None));
+    assert_eq!((latest.recipient_count, latest.applied, latest.convergence_time), (1, 0, None));
     let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
     fixture.connected_proxies.remove_proxy(connection, fixture.now + Duration::from_millis(7));
     let latest = fixture.connected_proxies.pushes.latest_progress().unwrap();
@@ -466,7 +466,7 @@ fn a_change_with_many_recipients_is_sent_in_slices() {
     // All changes are in one push.
     let id = fixture.connected_proxies.newest_change();
     let push = fixture.connected_proxies.pushes.push_for_change(id).unwrap();
-    assert_eq!((push.recipients, push.waiting_proxies.len()), (names.len(), names.len()));
+    assert_eq!((push.recipient_count, push.waiting_proxies.len()), (names.len(), names.len()));
 }
 
 #[test]

@@ -47,18 +47,19 @@ impl Report<'_> {
             push_size: push.map_or(1, |push| {
                 self.connected_proxies.change_log.count_between(push.previous_change, push.change)
             }),
-            affected: push.map_or(0, |push| push.affected_proxies),
-            recipients: push.map_or(0, |push| push.recipients),
+            affected: push.map_or(0, |push| push.affected_count),
+            recipients: push.map_or(0, |push| push.recipient_count),
             applied: push
-                .map_or(0, |push| push.recipients.saturating_sub(push.waiting_proxies.len())),
+                .map_or(0, |push| push.recipient_count.saturating_sub(push.waiting_proxies.len())),
             rejected: push.map_or(0, |push| push.rejected),
             bytes: push.map_or(0, |push| push.bytes),
-            waiting: push.map(|push| self.waiting_proxies(push)).unwrap_or_default(),
+            waiting: push.map(|push| self.waiting_workloads(push)).unwrap_or_default(),
             expired: push.is_none() && !is_pending,
         }
     }
 
-    fn waiting_proxies(&self, push: &ConfigPush) -> Vec<String> {
+    /// Returns the workloads of the first [`MAX_LISTED_PROXIES`] proxies that have not applied a push.
+    fn waiting_workloads(&self, push: &ConfigPush) -> Vec<String> {
         let proxies = self.connected_proxies.proxies();
         let waiting_proxies =
             proxies.filter(|(connection, _)| push.waiting_proxies.contains(connection));

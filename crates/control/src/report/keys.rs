@@ -26,7 +26,7 @@ impl Report<'_> {
     }
 
     /// Returns the issuers of a policy without keys, because no fetch has succeeded so far. While the first fetch is in
-    /// progress, an issuer is not listed.
+    /// progress, an issuer is not listed. `None` if no issuer is listed, or the policy checks no tokens.
     pub(super) fn missing_keys(&self, policy: &ServicePolicy) -> Option<MissingKeysStatus> {
         let Some(RequestCheck::Tokens(rule)) = policy.rule.server_check() else { return None };
         let missing_sources = issuer_sources(policy)

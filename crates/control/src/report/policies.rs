@@ -237,18 +237,22 @@ impl Report<'_> {
         &self,
         policy: &ObjectKey,
     ) -> impl Iterator<Item = String> + use<> {
-        let pods: Vec<String> =
+        let endpoint_names: Vec<String> =
             excluded_endpoints(self.mesh, policy).into_iter().map(ToString::to_string).collect();
-        let names = match pods.get(..MAX_LISTED_ENDPOINTS) {
-            Some(first_pods) if pods.len() > MAX_LISTED_ENDPOINTS => {
-                format!("{} and {} more", first_pods.join(", "), pods.len() - MAX_LISTED_ENDPOINTS)
+        let names = match endpoint_names.get(..MAX_LISTED_ENDPOINTS) {
+            Some(first_names) if endpoint_names.len() > MAX_LISTED_ENDPOINTS => {
+                format!(
+                    "{} and {} more",
+                    first_names.join(", "),
+                    endpoint_names.len() - MAX_LISTED_ENDPOINTS
+                )
             }
-            _ => pods.join(", "),
+            _ => endpoint_names.join(", "),
         };
         let sentence = format!(
             "gateways and sidecars send no request to endpoints without a sidecar, which cannot enforce it: {names}"
         );
-        (!pods.is_empty()).then_some(sentence).into_iter()
+        (!endpoint_names.is_empty()).then_some(sentence).into_iter()
     }
 
     fn target_status(&self, target: &TrafficTarget) -> PolicyStatus {

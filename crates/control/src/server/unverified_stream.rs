@@ -34,7 +34,7 @@ struct FirstMessage {
 }
 
 impl FirstMessage {
-    fn record(&mut self, bytes: &[u8]) {
+    fn record_bytes(&mut self, bytes: &[u8]) {
         for byte in bytes {
             if self.received_bytes < LENGTH_BYTES {
                 self.length = self.length << 8 | u32::from(*byte);
@@ -62,14 +62,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for UnverifiedStream<S> {
         match poll_result {
             Poll::Ready(Ok(())) => {
                 let new_bytes = buffer.filled().get(filled_before..).unwrap_or_default();
-                self.first_message.record(new_bytes);
+                self.first_message.record_bytes(new_bytes);
                 if self.first_message.is_complete() {
                     self.pending_connection.mark_served();
                 }
                 Poll::Ready(self.pending_connection.record_progress().map_err(io::Error::from))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => self.pending_connection.poll_waiting(cx).map_err(io::Error::from),
+            Poll::Pending => {
+                self.pending_connection.poll_start_waiting(cx).map_err(io::Error::from)
+            }
         }
     }
 }
@@ -106,7 +108,7 @@ mod tests {
             let mut first_message = FirstMessage::default();
             for (index, chunk) in message.chunks(chunk_bytes).enumerate() {
                 assert!(!first_message.is_complete(), "{chunk_bytes}: after {index} chunks");
-                first_message.record(chunk);
+                first_message.record_bytes(chunk);
             }
             assert!(first_message.is_complete(), "{chunk_bytes}");
         }

@@ -50,11 +50,11 @@ impl VerifiedConnections {
             .map(|verified| (verified.peer.clone(), verified.connection_addresses))
     }
 
-    /// Marks a connection as no longer pending: its peer is authenticated.
+    /// Marks a connection as established, so that it is no longer pending: its peer is authenticated.
     pub(crate) fn mark_authenticated(&self, connection: ConnectionId) {
         if let Some(verified_connection) = self.lock().connections.get_mut(&connection) {
             verified_connection.is_authenticated = true;
-            verified_connection.pending_connection.mark_complete();
+            verified_connection.pending_connection.mark_established();
         }
     }
 
@@ -111,13 +111,14 @@ pub(super) struct ConnectionEntry {
 }
 
 impl ConnectionEntry {
-    /// Serves the connection until newer connections of the same identity replace it.
+    /// Runs `serving`, which serves the connection. Returns [`ConnectionError::Replaced`] if newer connections of the same
+    /// identity replace the connection first.
     pub(super) async fn serve_until_replaced(
         self,
         serving: impl Future<Output = Result<(), ServeError>>,
     ) -> Result<(), ConnectionError> {
         tokio::select! {
-            serving = serving => Ok(serving?),
+            result = serving => Ok(result?),
             () = self.replaced.notified() => Err(ConnectionError::Replaced),
         }
     }

@@ -188,7 +188,7 @@ impl ControlState {
             AdminQuery::Change(id) => serde_json::to_value(report.change_report(id)),
             AdminQuery::Changes => serde_json::to_value(report.newest_changes()),
             AdminQuery::History(subject) => {
-                serde_json::to_value(self.history.subject_plots(&subject, history_time))
+                serde_json::to_value(self.history.subject_history(&subject, history_time))
             }
             AdminQuery::Policies => serde_json::to_value(report.policy_statuses()),
             AdminQuery::Proxies => serde_json::to_value(report.proxy_statuses()),

@@ -107,29 +107,29 @@ impl ControlState {
     }
 
     /// Decides if a new proxy may replace the connected proxy of its workload, and records its protection or the
-    /// replaced process in `joining_proxy`. Without a connected proxy, it may always connect.
+    /// replaced process in `new_proxy`. Without a connected proxy, it may always connect.
     ///
     /// A reconnecting proxy replaces its own stream. A new process replaces the stream of another process, because that
     /// process may have stopped without closing its connection. If the replaced process reconnects, two proxies run for
     /// one workload. The reconnected proxy is then protected from replacement for [`PROTECTION_TIME`].
     pub(super) fn decide_replacement(
         &mut self,
-        joining_proxy: &mut ConnectedProxy,
+        new_proxy: &mut ConnectedProxy,
         now: Instant,
     ) -> Result<(), Rejection> {
-        let connection = self.connected_proxies.connection_of_workload(&joining_proxy.workload);
+        let connection = self.connected_proxies.connection_of_workload(&new_proxy.workload);
         let Some(connected_proxy) =
             connection.and_then(|connection| self.connected_proxies.proxy_mut(connection))
         else {
             return Ok(());
         };
-        let is_other_process = connected_proxy.process_number != joining_proxy.process_number;
+        let is_other_process = connected_proxy.process_number != new_proxy.process_number;
         if !is_other_process
             || connected_proxy.process_number == 0
-            || joining_proxy.process_number == 0
+            || new_proxy.process_number == 0
             || connected_proxy.is_closed()
         {
-            joining_proxy.protected_until =
+            new_proxy.protected_until =
                 connected_proxy.protected_until.filter(|_| !is_other_process);
             return Ok(());
         }
@@ -140,7 +140,7 @@ impl ControlState {
             let reason = format!(
                 "another proxy of workload {} is connected (process {}{}): a workload has one proxy, stop one \
                  of the two",
-                joining_proxy.workload,
+                new_proxy.workload,
                 connected_proxy.pid,
                 admin.unwrap_or_default()
             );
@@ -148,14 +148,14 @@ impl ControlState {
         }
         match connected_proxy.replaced_process {
             Some(replaced)
-                if replaced.process_number == joining_proxy.process_number
+                if replaced.process_number == new_proxy.process_number
                     && now.duration_since(replaced.replaced_at) < MAX_RECONNECT_TIME =>
             {
-                joining_proxy.protected_until = Some(now + PROTECTION_TIME);
+                new_proxy.protected_until = Some(now + PROTECTION_TIME);
             }
             _ => {
                 let process_number = connected_proxy.process_number;
-                joining_proxy.replaced_process =
+                new_proxy.replaced_process =
                     Some(ReplacedProcess { process_number, replaced_at: now });
             }
         }

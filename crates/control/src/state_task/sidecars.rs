@@ -29,6 +29,7 @@ impl ControlState {
         });
     }
 
+    /// Returns the clients that sidecars rejected because of plaintext, each with its kind: a member of the mesh or not.
     fn rejected_clients(&self) -> Vec<RejectedClient> {
         let mut rejected_clients = Vec::new();
         for (_, proxy) in self.connected_proxies.proxies() {
@@ -63,10 +64,11 @@ impl ControlState {
                 || self.presence.is_missing(name)
         };
         let ready_workloads = self.mesh.workloads().filter(|workload| workload.ready);
-        let mut unconnected =
+        let mut disconnected_names =
             ready_workloads.map(|workload| &workload.name).filter(|name| !is_connected(*name));
-        let disconnected: Vec<_> = unconnected.by_ref().take(MAX_DISCONNECTED).cloned().collect();
-        let count = disconnected.len() + unconnected.count();
+        let disconnected: Vec<_> =
+            disconnected_names.by_ref().take(MAX_DISCONNECTED).cloned().collect();
+        let count = disconnected.len() + disconnected_names.count();
         Some(SidecarConnections { peers: self.peers.peer_count(), disconnected, count })
     }
 }

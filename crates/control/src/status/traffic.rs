@@ -36,7 +36,7 @@ pub struct RejectionStatus {
     /// The service, as `namespace/name`. Empty for the requests of one client to destinations outside the mesh's
     /// services, and for requests that the client's sidecar rejected before it knew the service.
     pub service: String,
-    /// The reason, from the closed list.
+    /// The failure reason, such as `denied`.
     pub reason: String,
     /// The number of rejections that clients received within the last half minute.
     pub requests: u64,

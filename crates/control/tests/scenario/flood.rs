@@ -13,9 +13,9 @@ use tracing::{Level, Metadata, Subscriber};
 use super::*;
 
 /// Returns a mesh with this number of services in addition to those of the shop.
-fn large_mesh(services: usize) -> String {
+fn large_mesh(service_count: usize) -> String {
     let mut yaml = MESH.to_owned();
-    for number in 0..services {
+    for number in 0..service_count {
         write!(
             yaml,
             "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: shop}}\n\

@@ -84,7 +84,7 @@ fn a_client_that_half_closes_gets_its_response() {
     });
 }
 
-/// Clients that connect repeatedly, each with many scrapes on every connection, until this is dropped.
+/// Starts clients that connect repeatedly, each with many scrapes on every connection, until the returned set is dropped.
 fn flood_scrapes(health: &HealthListener) -> JoinSet<()> {
     const CLIENTS: usize = 80;
     let (address, source) = (health.address(), SocketAddr::from(([127, 0, 0, 2], 0)));

@@ -76,7 +76,7 @@ fn decide_inbound(objects: &[Object], case: &Value, request: Option<&RequestView
             let tls = case["from"].get("tls");
             let peer = tls.and_then(|tls| tls["identity"].as_str()).map(member_id);
             let origin = parse_origin(&case["from"]);
-            let is_external_principal = tls.and_then(external_principal).is_some();
+            let is_external_principal = tls.and_then(principal_name).is_some();
             let is_accepted = match is_external_principal {
                 true => access.accepts_external_principals(port, origin.address),
                 false => peer.is_some(),
@@ -179,7 +179,7 @@ fn member_id(client: &str) -> SpiffeId {
 }
 
 /// Returns the name in an external principal's certificate.
-fn external_principal(tls: &Value) -> Option<Name> {
+fn principal_name(tls: &Value) -> Option<Name> {
     tls["guest"].as_str().map(|name| Name::new(name).unwrap())
 }
 
@@ -188,7 +188,7 @@ fn parse_origin(from: &Value) -> ConnectionOrigin {
         None => SessionTransport::Plaintext,
         Some(tls) => SessionTransport::Tls {
             server_name: tls["serverName"].as_str().map(Into::into),
-            external_principal: external_principal(tls).into_iter().collect(),
+            principal_names: principal_name(tls).into_iter().collect(),
         },
     };
     ConnectionOrigin { address: from["address"].as_str().unwrap().parse().unwrap(), transport }

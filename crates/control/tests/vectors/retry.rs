@@ -8,7 +8,7 @@ use leno_model::{Object, Reason};
 use leno_traffic::retry::{is_idempotent, retry_pause};
 use leno_traffic::{
     AttemptFailure, CompiledActions, CompiledSnapshot, FailedAttempt, PortRoutes, RequestView,
-    RetryBudget, RouteChoice, SentPart, may_retry, retry_by_rule,
+    RetryBudget, RouteChoice, SentPart, may_retry, may_retry_by_rule,
 };
 use serde_json::{Value, json};
 
@@ -29,9 +29,9 @@ fn a_budget_limits_retries() {
         let mut budget = RetryBudget::new(start);
         for step in case["steps"].as_array().unwrap() {
             let now = start + Duration::from_millis(step["at"].as_u64().unwrap());
-            (0..step["requests"].as_u64().unwrap_or(0)).for_each(|_| budget.deposit());
+            (0..step["requests"].as_u64().unwrap_or(0)).for_each(|_| budget.record_request());
             let requested = 0..step["retries"].as_u64().unwrap_or(0);
-            let granted = requested.filter(|_| budget.withdraw(now)).count();
+            let granted = requested.filter(|_| budget.withdraw_retry(now)).count();
             assert_eq!(json!(granted), step["granted"], "{} {step}", case["name"]);
         }
     }
@@ -84,7 +84,7 @@ fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) ->
             ),
         };
         let retries = match (rule, failure) {
-            (Some(rule), _) => retry_by_rule(rule, failure, &attempt),
+            (Some(rule), _) => may_retry_by_rule(rule, failure, &attempt),
             (None, AttemptFailure::Failed(reason)) => may_retry(reason, &attempt),
             // Without a rule, responses are not retried.
             (None, AttemptFailure::Response(_)) => false,

@@ -24,16 +24,16 @@ use crate::resource::{
 pub(super) struct PendingDelta {
     /// Removed endpoints of services that remain.
     removed_endpoints: Vec<ResourceKey>,
-    /// The workload configuration and services.
-    upserts: Vec<Upsert>,
+    /// The new or changed workload configuration, then new and changed services.
+    config_upserts: Vec<Upsert>,
     /// New and changed endpoints.
-    endpoints: Vec<Upsert>,
+    endpoint_upserts: Vec<Upsert>,
     /// New and changed address entries.
-    addresses: Vec<Upsert>,
+    address_upserts: Vec<Upsert>,
     /// New and changed DNS records.
-    names: Vec<Upsert>,
+    name_upserts: Vec<Upsert>,
     /// Removed services, addresses and names.
-    removed: Vec<ResourceKey>,
+    removed_resources: Vec<ResourceKey>,
 }
 
 /// The first differences of a [`PendingDelta`], as many as fit into one delta.
@@ -82,22 +82,23 @@ impl PendingDelta {
 
     pub(super) fn is_empty(&self) -> bool {
         self.removed_endpoints.is_empty()
-            && self.upserts.is_empty()
-            && self.endpoints.is_empty()
-            && self.addresses.is_empty()
-            && self.names.is_empty()
-            && self.removed.is_empty()
+            && self.config_upserts.is_empty()
+            && self.endpoint_upserts.is_empty()
+            && self.address_upserts.is_empty()
+            && self.name_upserts.is_empty()
+            && self.removed_resources.is_empty()
     }
 
     /// True if the workload configuration is new or changed; it is then the first upsert.
     pub(super) fn has_workload_config(&self) -> bool {
-        self.upserts.first().is_some_and(|upsert| upsert.key == ResourceKey::Workload)
+        self.config_upserts.first().is_some_and(|upsert| upsert.key == ResourceKey::Workload)
     }
 
     /// Returns the resources that exceed the size limit.
     pub(super) fn oversized_resources(&self) -> impl Iterator<Item = &Upsert> {
-        let upserts = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
-        let upserts = upserts.chain(&self.names);
+        let upserts =
+            self.config_upserts.iter().chain(&self.endpoint_upserts).chain(&self.address_upserts);
+        let upserts = upserts.chain(&self.name_upserts);
         upserts.filter(|upsert| upsert.content.len() > MAX_RESOURCE_BYTES)
     }
 
@@ -117,12 +118,14 @@ impl PendingDelta {
         };
         let mut removed = self.removed_endpoints;
         removed.retain(|key| take_key(key, &mut take_bytes));
-        let mut upserts = self.upserts;
-        upserts.extend(self.endpoints);
-        upserts.extend(self.addresses);
-        upserts.extend(self.names);
+        let mut upserts = self.config_upserts;
+        upserts.extend(self.endpoint_upserts);
+        upserts.extend(self.address_upserts);
+        upserts.extend(self.name_upserts);
         upserts.retain(|upsert| take_bytes(encoded_size(&upsert.key) + upsert.content.len()));
-        removed.extend(self.removed.into_iter().filter(|key| take_key(key, &mut take_bytes)));
+        removed.extend(
+            self.removed_resources.into_iter().filter(|key| take_key(key, &mut take_bytes)),
+        );
         DeltaPrefix { upserts, removed, whole }
     }
 
@@ -138,7 +141,7 @@ impl PendingDelta {
         };
         let version = Some(upsert.version());
         if held_versions.config != version && !retained.contains(&upsert.key, version) {
-            self.upserts.push(upsert);
+            self.config_upserts.push(upsert);
         }
     }
 
@@ -161,7 +164,7 @@ impl PendingDelta {
             let version = upsert.version();
             let is_held = held_versions.addresses.get(address) == Some(&version);
             if !is_held && !retained.contains(&upsert.key, Some(version)) {
-                self.addresses.push(upsert);
+                self.address_upserts.push(upsert);
             }
         }
         let removed_keys = held_versions
@@ -169,7 +172,7 @@ impl PendingDelta {
             .keys()
             .filter(|address| !snapshot.addresses.contains_key(address));
         let removed_keys = removed_keys.map(|address| ResourceKey::Address(*address));
-        self.removed.extend(removed_keys.filter(|key| !retained.contains(key, None)));
+        self.removed_resources.extend(removed_keys.filter(|key| !retained.contains(key, None)));
     }
 
     /// Adds changed DNS records, and removals of records that the proxy no longer subscribes to.
@@ -191,13 +194,13 @@ impl PendingDelta {
             let version = upsert.version();
             let is_held = held_versions.names.get(name) == Some(&version);
             if !is_held && !retained.contains(&upsert.key, Some(version)) {
-                self.names.push(upsert);
+                self.name_upserts.push(upsert);
             }
         }
         let removed_keys =
             held_versions.names.keys().filter(|name| !snapshot.names.contains_key(name));
         let removed_keys = removed_keys.map(|name| ResourceKey::Name(name.clone()));
-        self.removed.extend(removed_keys.filter(|key| !retained.contains(key, None)));
+        self.removed_resources.extend(removed_keys.filter(|key| !retained.contains(key, None)));
     }
 
     fn add_service(
@@ -213,7 +216,7 @@ impl PendingDelta {
         let held_version = held_service.and_then(|held_service| held_service.version);
         let is_sent = held_version != version && !retained.contains(&upsert.key, version);
         if is_sent {
-            self.upserts.push(upsert);
+            self.config_upserts.push(upsert);
         }
         // Without a version of the service itself, the proxy would reject its endpoints.
         if is_sent || held_version.is_some() {
@@ -251,7 +254,7 @@ impl PendingDelta {
             let held_version =
                 held_service.and_then(|held_service| held_service.endpoints.get(&endpoint_key));
             if held_version != Some(&version) && !retained.contains(&upsert.key, Some(version)) {
-                self.endpoints.push(upsert);
+                self.endpoint_upserts.push(upsert);
             }
         }
     }
@@ -292,7 +295,7 @@ impl PendingDelta {
         }
         let key = ResourceKey::Service(name.clone());
         if !retained.contains(&key, None) {
-            self.removed.push(key);
+            self.removed_resources.push(key);
         }
     }
 }
@@ -327,9 +330,9 @@ const KEY_OVERHEAD_BYTES: usize = 48;
 /// The length of an IPv6 address.
 const MAX_ADDRESS_BYTES: usize = 16;
 
-/// The maximum content of a delta: a message, minus its own fields and absent services.
+/// The maximum content of a delta: 3 MiB of a message of 4 MiB. The rest is for its own fields and absent services.
 const MAX_DELTA_BYTES: usize = 3 << 20;
 
-/// The maximum size of a resource. A service with 10,000 rules is about half as large, and a delta has room for
+/// The maximum size of a resource, 2.5 MiB. A service with 10,000 rules is about half as large, and a delta has room for
 /// a resource of the maximum size.
 pub(super) const MAX_RESOURCE_BYTES: usize = 5 << 19;

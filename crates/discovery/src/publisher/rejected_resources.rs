@@ -98,7 +98,7 @@ impl RejectedResources {
         sent_resources: &[(ResourceKey, Option<ResourceVersion>)],
         rejections: &[ResourceRejection],
         update: &ConfigUpdate,
-        held: &HeldVersions,
+        held_versions: &HeldVersions,
     ) -> bool {
         let rejections_by_key: BTreeMap<_, _> =
             rejections.iter().map(|rejection| (&rejection.key, rejection)).collect();
@@ -110,7 +110,7 @@ impl RejectedResources {
             names_sent_resource = true;
             let retry_trigger = match &rejection.because {
                 Some(dependency) => {
-                    let state = DependencyState::new(dependency, update, held);
+                    let state = DependencyState::new(dependency, update, held_versions);
                     RetryTrigger::DependencyChanged(dependency.clone(), state)
                 }
                 None if version.is_some() => RetryTrigger::ContentChanged,
@@ -126,7 +126,7 @@ impl RejectedResources {
 
     /// Records a rejected delta whose rejections name none of its resources. None of these resources is sent
     /// again before the next configuration; otherwise the same delta would be sent and rejected forever.
-    pub(super) fn reject_whole_delta(
+    pub(super) fn record_rejected_delta(
         &mut self,
         sent_resources: &[(ResourceKey, Option<ResourceVersion>)],
         rejections: &[ResourceRejection],
@@ -162,26 +162,28 @@ impl RejectedResources {
 
     /// Releases resources with another desired version than the rejected one or with a desired version that is
     /// held by now, and resources with a retry trigger that occurred.
-    pub(super) fn release_outdated(&mut self, update: &ConfigUpdate, held: &HeldVersions) {
+    pub(super) fn release_outdated(&mut self, update: &ConfigUpdate, held_versions: &HeldVersions) {
         self.entries.retain(|key, entry| {
             let desired_version = find_desired_version(&update.snapshot, key);
             let is_withheld = match &entry.retry_trigger {
                 RetryTrigger::ContentChanged => true,
                 RetryTrigger::DependencyChanged(dependency, state) => {
-                    DependencyState::new(dependency, update, held) == *state
+                    DependencyState::new(dependency, update, held_versions) == *state
                 }
                 RetryTrigger::NextConfig(change) => update.change == *change,
             };
-            is_withheld && desired_version == entry.version && desired_version != held.version(key)
+            is_withheld
+                && desired_version == entry.version
+                && desired_version != held_versions.version(key)
         });
     }
 }
 
 impl DependencyState {
-    fn new(key: &ResourceKey, update: &ConfigUpdate, held: &HeldVersions) -> Self {
+    fn new(key: &ResourceKey, update: &ConfigUpdate, held_versions: &HeldVersions) -> Self {
         Self {
             desired_version: find_desired_version(&update.snapshot, key),
-            held_version: held.version(key),
+            held_version: held_versions.version(key),
             is_absent: key.service().is_some_and(|service| update.absent.contains(service)),
         }
     }

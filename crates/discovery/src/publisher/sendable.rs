@@ -19,17 +19,17 @@ use crate::unknown_endpoints::UnknownEndpoints;
 pub(super) fn select_sendable_part(
     snapshot: &Arc<Snapshot>,
     unknown_endpoints: &UnknownEndpoints,
-    held: &HeldVersions,
+    held_versions: &HeldVersions,
 ) -> Arc<Snapshot> {
     let mut excluded_services = add_dependents(
         snapshot,
-        find_services_without_endpoints(snapshot, unknown_endpoints, held),
+        find_services_without_endpoints(snapshot, unknown_endpoints, held_versions),
     );
     if excluded_services.is_empty() {
         return Arc::clone(snapshot);
     }
     let is_held = |name: &ServiceName| {
-        held.services.get(name).is_some_and(|service| service.version.is_some())
+        held_versions.services.get(name).is_some_and(|service| service.version.is_some())
     };
     let mut queue: Vec<&ServiceName> =
         snapshot.services.keys().filter(|name| is_held(name)).collect();
@@ -75,14 +75,14 @@ impl RetainedResources<'_> {
 fn find_services_without_endpoints<'a>(
     snapshot: &'a Snapshot,
     unknown_endpoints: &'a UnknownEndpoints,
-    held: &HeldVersions,
+    held_versions: &HeldVersions,
 ) -> BTreeSet<&'a ServiceName> {
     let mut has_endpoint_by_port = BTreeMap::new();
     for EndpointId { service, port, workload } in unknown_endpoints.iter() {
         let port_config =
             snapshot.services.get(service).and_then(|service| service.ports.get(port));
         let has_known = port_config.is_none_or(|port_config| !port_config.endpoints.is_empty());
-        let has_retained = held.services.get(service).is_some_and(|held_service| {
+        let has_retained = held_versions.services.get(service).is_some_and(|held_service| {
             held_service.endpoints.contains_key(&(*port, workload.clone()))
         });
         *has_endpoint_by_port.entry((service, port)).or_insert(false) |= has_known || has_retained;

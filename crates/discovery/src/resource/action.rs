@@ -18,8 +18,8 @@ use crate::proto;
 /// Encodes actions; `None` for a rule without actions.
 pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
     (*actions != RuleActions::default()).then(|| proto::RuleActions {
-        request_headers: headers_to_wire(&actions.request_headers),
-        response_headers: headers_to_wire(&actions.response_headers),
+        request_headers: header_edits_to_wire(&actions.request_headers),
+        response_headers: header_edits_to_wire(&actions.response_headers),
         redirect: actions.redirect.as_ref().map(redirect_to_wire),
         rewrite: actions.rewrite.as_ref().map(rewrite_to_wire),
         attempt_timeout_nanoseconds: actions.attempt_timeout.map(to_nanoseconds),
@@ -70,7 +70,8 @@ fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, InvalidFiel
     Ok(mirror)
 }
 
-pub(super) fn headers_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {
+/// Encodes header edits; `None` if there are none.
+pub(super) fn header_edits_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {
     (!edits.is_empty()).then(|| proto::HeaderEdits {
         set: edits.set.iter().map(header_to_wire).collect(),
         add: edits.add.iter().map(header_to_wire).collect(),
@@ -94,13 +95,13 @@ pub(super) fn parse_header_edits(
     field: &'static str,
     wire: Option<proto::HeaderEdits>,
 ) -> Result<HeaderEdits, InvalidField> {
-    let edits = wire.map(headers_from_wire).transpose();
+    let edits = wire.map(header_edits_from_wire).transpose();
     edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.with_parent(field))
 }
 
 /// Parses header edits. Names and values are copied into messages, so names and values that could break a
 /// message are rejected.
-fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, InvalidField> {
+fn header_edits_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, InvalidField> {
     let edits = HeaderEdits {
         set: convert_each("set", wire.set, header_from_wire)?,
         add: convert_each("add", wire.add, header_from_wire)?,

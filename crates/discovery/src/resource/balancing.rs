@@ -19,14 +19,14 @@ pub(super) fn to_wire(balancing: &PortLoadBalancing) -> proto::Balancing {
         BalanceAlgorithm::RingHash(key) => Algorithm::RingHash(key_to_wire(key)),
         BalanceAlgorithm::Maglev(key) => Algorithm::Maglev(key_to_wire(key)),
     };
-    let slow_start = |slow_start: SlowStart| proto::SlowStart {
+    let slow_start_to_wire = |slow_start: SlowStart| proto::SlowStart {
         time_nanoseconds: to_nanoseconds(slow_start.duration),
         min_percent: slow_start.min_percent.into(),
     };
     proto::Balancing {
         policy: Some(policy_to_wire(&balancing.policy)),
         algorithm: Some(algorithm),
-        warm_up: balancing.rule.slow_start.map(slow_start),
+        warm_up: balancing.rule.slow_start.map(slow_start_to_wire),
         by_latency: matches!(balancing.rule.algorithm, BalanceAlgorithm::PeakEwma { .. }),
     }
 }

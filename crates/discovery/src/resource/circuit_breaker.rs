@@ -56,6 +56,7 @@ pub(super) fn response_to_wire(response: &FixedResponse) -> Option<proto::FixedR
     })
 }
 
+/// Parses a response; an absent one is the default response.
 pub(super) fn response_from_wire(
     wire: Option<proto::FixedResponse>,
 ) -> Result<FixedResponse, InvalidField> {
@@ -100,7 +101,7 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
     if failures.is_empty() {
         return Err(InvalidField::new("failures", "has no failure condition"));
     }
-    let slow = match wire.slow_nanoseconds {
+    let slow_requests = match wire.slow_nanoseconds {
         0 => None,
         min_nanoseconds => Some(SlowRequests {
             min_duration: Duration::from_nanos(min_nanoseconds),
@@ -114,7 +115,7 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
         min_requests: wire.min_requests,
         failure_threshold: threshold_from_wire(wire.failed),
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
-        slow_requests: slow,
+        slow_requests,
         open_duration: parse_duration("open_nanoseconds", wire.open_nanoseconds)?,
         half_open_requests: parse_nonzero("half_open_requests", wire.half_open_requests)?,
     })

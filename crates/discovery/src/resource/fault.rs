@@ -25,11 +25,11 @@ pub(super) fn from_wire(wire: proto::Faults) -> Result<PortFaults, InvalidField>
 }
 
 fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
-    let delay = |delay: FaultDelay| proto::FaultDelay {
+    let delay_to_wire = |delay: FaultDelay| proto::FaultDelay {
         share_ppm: delay.share_ppm,
         time_nanoseconds: to_nanoseconds(delay.duration),
     };
-    let abort = |abort: &FaultAbort| proto::FaultAbort {
+    let abort_to_wire = |abort: &FaultAbort| proto::FaultAbort {
         share_ppm: abort.share_ppm,
         response: response_to_wire(&abort.response),
         grpc: abort.grpc.unwrap_or(0).into(),
@@ -38,8 +38,8 @@ fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
         name: rule.name.clone(),
         requests: rule.requests.iter().map(request::to_wire).collect(),
         peers: rule.peers.iter().map(peer_to_wire).collect(),
-        delay: rule.delay.map(delay),
-        abort: rule.abort.as_ref().map(abort),
+        delay: rule.delay.map(delay_to_wire),
+        abort: rule.abort.as_ref().map(abort_to_wire),
     }
 }
 

@@ -34,12 +34,12 @@ pub(super) fn from_wire(wire: proto::Gateway) -> Result<Gateway, InvalidField> {
 }
 
 fn port_to_wire(port: &GatewayPort) -> proto::GatewayPort {
-    let listeners = |listeners: &[GatewayListener]| proto::GatewayListeners {
+    let listeners_to_wire = |listeners: &[GatewayListener]| proto::GatewayListeners {
         listeners: listeners.iter().map(listener_to_wire).collect(),
     };
     let serves = match &port.serves {
-        GatewayPortRules::Http(http) => Wire::Http(listeners(http)),
-        GatewayPortRules::Https(https) => Wire::Https(listeners(https)),
+        GatewayPortRules::Http(http) => Wire::Http(listeners_to_wire(http)),
+        GatewayPortRules::Https(https) => Wire::Https(listeners_to_wire(https)),
         GatewayPortRules::Passthrough(rules) => Wire::Passthrough(proto::TlsRules {
             rules: rules.iter().map(tls_rule_to_wire).collect(),
         }),
@@ -49,13 +49,13 @@ fn port_to_wire(port: &GatewayPort) -> proto::GatewayPort {
 }
 
 fn port_from_wire(wire: proto::GatewayPort) -> Result<GatewayPort, InvalidField> {
-    let listeners = |wire: proto::GatewayListeners| {
+    let listeners_from_wire = |wire: proto::GatewayListeners| {
         convert_each("listeners", wire.listeners, listener_from_wire)
     };
     let serves = match wire.serves {
         None => return Err(InvalidField::new("serves", "is missing, or unknown to this version")),
-        Some(Wire::Http(wire)) => GatewayPortRules::Http(listeners(wire)?),
-        Some(Wire::Https(wire)) => GatewayPortRules::Https(listeners(wire)?),
+        Some(Wire::Http(wire)) => GatewayPortRules::Http(listeners_from_wire(wire)?),
+        Some(Wire::Https(wire)) => GatewayPortRules::Https(listeners_from_wire(wire)?),
         Some(Wire::Passthrough(wire)) => {
             GatewayPortRules::Passthrough(convert_each("rules", wire.rules, tls_rule_from_wire)?)
         }
@@ -67,36 +67,36 @@ fn port_from_wire(wire: proto::GatewayPort) -> Result<GatewayPort, InvalidField>
 }
 
 fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
-    let certificate = |certificate: &GatewayCertificate| proto::GatewayCertificate {
+    let certificate_to_wire = |certificate: &GatewayCertificate| proto::GatewayCertificate {
         chain: certificate.chain.clone(),
         key: certificate.key.clone(),
     };
-    let host = |host: &HostRules| proto::HostRules {
+    let host_to_wire = |host: &HostRules| proto::HostRules {
         hostname: host.hostname.as_ref().map(ToString::to_string),
         rules: host.rules.iter().map(rule_to_wire).collect(),
     };
     proto::GatewayListener {
         name: listener.name.to_string(),
         hostname: listener.hostname.as_ref().map(ToString::to_string),
-        certificates: listener.certificates.iter().map(certificate).collect(),
-        hosts: listener.hosts.iter().map(host).collect(),
+        certificates: listener.certificates.iter().map(certificate_to_wire).collect(),
+        hosts: listener.hosts.iter().map(host_to_wire).collect(),
     }
 }
 
 /// Parses a listener. Certificates are validated where they are used: an invalid one disables its listener,
 /// and not the whole configuration.
 fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, InvalidField> {
-    let certificate =
+    let certificate_from_wire =
         |wire: proto::GatewayCertificate| GatewayCertificate { chain: wire.chain, key: wire.key };
-    let host = |host: proto::HostRules| {
+    let host_from_wire = |host: proto::HostRules| {
         let hostname = parse_hostname(host.hostname.as_deref())?;
         Ok(HostRules { hostname, rules: convert_each("rules", host.rules, rule_from_wire)? })
     };
     Ok(GatewayListener {
         name: parse_name("name", &wire.name)?,
         hostname: parse_hostname(wire.hostname.as_deref())?,
-        certificates: wire.certificates.into_iter().map(certificate).collect(),
-        hosts: convert_each("hosts", wire.hosts, host)?,
+        certificates: wire.certificates.into_iter().map(certificate_from_wire).collect(),
+        hosts: convert_each("hosts", wire.hosts, host_from_wire)?,
     })
 }
 

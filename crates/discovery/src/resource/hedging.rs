@@ -15,13 +15,13 @@ pub(super) fn to_wire(hedging: &PortHedging) -> proto::Hedging {
 }
 
 pub(super) fn from_wire(wire: proto::Hedging) -> Result<PortHedging, InvalidField> {
-    let method = |method: String| match HedgeRule::is_valid_method(&method) {
+    let parse_method = |method: String| match HedgeRule::is_valid_method(&method) {
         true => Ok(method),
         false => Err(InvalidField::new("", "is not a method that can be hedged")),
     };
     let rule = HedgeRule {
         after: parse_duration("after_nanoseconds", wire.after_nanoseconds)?,
-        methods: convert_each("methods", wire.methods, method)?,
+        methods: convert_each("methods", wire.methods, parse_method)?,
     };
     Ok(PortHedging { policy: policy_from_wire(wire.policy)?, rule })
 }

@@ -30,7 +30,7 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
         (PolicyAction::Deny, false) => proto::PolicyAction::DenyClaims,
         (PolicyAction::Allow, false) => proto::PolicyAction::AllowClaims,
     };
-    let claim = |claim: &ClaimMatch| proto::ClaimMatch {
+    let claim_to_wire = |claim: &ClaimMatch| proto::ClaimMatch {
         name: claim.name.clone(),
         values: claim.values.clone(),
     };
@@ -46,7 +46,7 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
         requests: rule.requests.iter().map(request::to_wire).collect(),
         all_ports,
         ports,
-        claims: rule.claims.iter().map(claim).collect(),
+        claims: rule.claims.iter().map(claim_to_wire).collect(),
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn from_wire(wire: proto::JwtValidation) -> Result<JwtValidation, Inv
 
 fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
     use proto::jwt_location::Place as Wire;
-    let location = |location: &JwtLocation| match location {
+    let location_to_wire = |location: &JwtLocation| match location {
         JwtLocation::Header { name, prefix } => {
             let place = Some(Wire::Header(name.clone()));
             proto::JwtLocation { place, prefix: prefix.clone() }
@@ -60,7 +60,7 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
             proto::JwtLocation { place, prefix: String::new() }
         }
     };
-    let claim_header = |claim_header: &ClaimHeader| proto::ClaimHeader {
+    let claim_header_to_wire = |claim_header: &ClaimHeader| proto::ClaimHeader {
         claim: claim_header.claim.clone(),
         header: claim_header.header.clone(),
     };
@@ -72,9 +72,9 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
             // An empty set verifies no token, in older sidecars too.
             IssuerKeys::Source(_) | IssuerKeys::Pending => String::new(),
         },
-        places: issuer.locations.iter().map(location).collect(),
+        places: issuer.locations.iter().map(location_to_wire).collect(),
         clock_skew_nanoseconds: to_nanoseconds(issuer.clock_skew),
-        claim_to_headers: issuer.claim_to_headers.iter().map(claim_header).collect(),
+        claim_to_headers: issuer.claim_to_headers.iter().map(claim_header_to_wire).collect(),
         forward_original_token: issuer.forward_original_token,
         accepts_without_expiration: !issuer.requires_expiration,
         max_age_nanoseconds: issuer.max_age.map_or(0, to_nanoseconds),

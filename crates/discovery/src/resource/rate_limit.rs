@@ -14,14 +14,17 @@ use super::{request, request_check};
 use crate::proto;
 
 pub(super) fn to_wire((port, policies): (&u16, &Vec<PortLimits>)) -> proto::LimitedPort {
-    let limits = |limits: &PortLimits| proto::RateLimits {
+    let limits_to_wire = |limits: &PortLimits| proto::RateLimits {
         policy: Some(policy_to_wire(&limits.policy)),
         connections: limits.limits.connections.map(rate_to_wire),
         rules: limits.limits.rules.iter().map(rule_to_wire).collect(),
         concurrency: limits.limits.concurrency.as_ref().map(concurrency_to_wire),
         global: limits.limits.global.as_deref().map(request_check::limit_to_wire),
     };
-    proto::LimitedPort { port: u32::from(*port), policies: policies.iter().map(limits).collect() }
+    proto::LimitedPort {
+        port: u32::from(*port),
+        policies: policies.iter().map(limits_to_wire).collect(),
+    }
 }
 
 pub(super) fn from_wire(wire: proto::LimitedPort) -> Result<(u16, Vec<PortLimits>), InvalidField> {
@@ -111,13 +114,13 @@ fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, InvalidField> {
 }
 
 fn concurrency_to_wire(concurrency: &Concurrency) -> proto::Concurrency {
-    let adaptive = |adaptive: AdaptiveConcurrency| proto::AdaptiveConcurrency {
+    let adaptive_to_wire = |adaptive: AdaptiveConcurrency| proto::AdaptiveConcurrency {
         min_concurrency: adaptive.min_concurrency,
         latency_tolerance_percent: adaptive.latency_tolerance_percent.into(),
     };
     proto::Concurrency {
         requests: concurrency.requests,
-        adaptive: concurrency.adaptive.map(adaptive),
+        adaptive: concurrency.adaptive.map(adaptive_to_wire),
         response: response_to_wire(&concurrency.response),
     }
 }
@@ -131,7 +134,7 @@ fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, Invali
             format!("{requests} is not from 1 to {}", Rate::MAX_TOKENS),
         ));
     }
-    let adaptive = |wire: proto::AdaptiveConcurrency| {
+    let parse_adaptive = |wire: proto::AdaptiveConcurrency| {
         let (min_concurrency, tolerance_percent) =
             (wire.min_concurrency, wire.latency_tolerance_percent);
         if !(1..=requests).contains(&min_concurrency) {
@@ -150,7 +153,7 @@ fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, Invali
             )),
         }
     };
-    let adaptive = wire.adaptive.map(adaptive).transpose();
+    let adaptive = wire.adaptive.map(parse_adaptive).transpose();
     Ok(Concurrency {
         requests,
         adaptive: adaptive.map_err(|invalid| invalid.with_parent("adaptive"))?,

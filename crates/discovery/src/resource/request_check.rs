@@ -100,7 +100,7 @@ fn body_from_wire(wire: proto::BodyExcerpt) -> Result<BodyExcerpt, InvalidField>
 }
 
 pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
-    let descriptor = |descriptor: &Descriptor| proto::Descriptor {
+    let descriptor_to_wire = |descriptor: &Descriptor| proto::Descriptor {
         requests: descriptor.requests.iter().map(request::to_wire).collect(),
         entries: descriptor.entries.iter().map(entry_to_wire).collect(),
         hits_addend: descriptor.hits_addend,
@@ -108,7 +108,7 @@ pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
     proto::GlobalLimit {
         check_service: Some(check_service_to_wire(&limit.check_service)),
         domain: limit.domain.clone(),
-        descriptors: limit.descriptors.iter().map(descriptor).collect(),
+        descriptors: limit.descriptors.iter().map(descriptor_to_wire).collect(),
         response: response_to_wire(&limit.response),
         rate_limit_headers: limit.rate_limit_headers,
     }

@@ -8,7 +8,7 @@ use leno_model::{
     ServiceConfig, ServiceName, TcpRule, TlsRule, TrafficPolicy, WeightedBackend,
 };
 
-use super::action::{headers_to_wire, parse_header_edits, rewrite_from_wire, rewrite_to_wire};
+use super::action::{header_edits_to_wire, parse_header_edits, rewrite_from_wire, rewrite_to_wire};
 use super::field::{
     InvalidField, collect_by_port, convert_each, parse_name, parse_optional_name, parse_port,
     parse_protocol, protocol_to_wire, to_nanoseconds,
@@ -192,11 +192,11 @@ pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
         request_headers: backend
             .edits
             .as_ref()
-            .and_then(|edits| headers_to_wire(&edits.request_headers)),
+            .and_then(|edits| header_edits_to_wire(&edits.request_headers)),
         response_headers: backend
             .edits
             .as_ref()
-            .and_then(|edits| headers_to_wire(&edits.response_headers)),
+            .and_then(|edits| header_edits_to_wire(&edits.response_headers)),
         rewrite: backend
             .edits
             .as_ref()

@@ -31,7 +31,8 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
     }
 }
 
-/// Parses rules. The number of distinct path stems is limited.
+/// Parses rules. The number of distinct path stems is limited. A stem is a regular expression for the path before its
+/// last dot.
 pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField> {
     let sources = &wire.sources;
     let rules = convert_each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
@@ -109,7 +110,7 @@ fn parse_origin_at(
 }
 
 fn rule_to_wire(rule: &TagRule, sources: &mut TagSources) -> proto::TagRule {
-    let sticky = |sticky: &StickyKey| proto::Sticky {
+    let sticky_to_wire = |sticky: &StickyKey| proto::Sticky {
         by: Some(match sticky {
             StickyKey::Header(name) => proto::sticky::By::Header(name.clone()),
             StickyKey::Cookie(name) => proto::sticky::By::Cookie(name.clone()),
@@ -124,7 +125,7 @@ fn rule_to_wire(rule: &TagRule, sources: &mut TagSources) -> proto::TagRule {
         split: Some(split_to_wire(&rule.split)),
         fallback: (rule.fallback != TagSplit::default()).then(|| split_to_wire(&rule.fallback)),
         fallback_policy: fallback_policy_to_wire(&rule.fallback_policy),
-        sticky: rule.sticky.as_ref().map(sticky),
+        sticky: rule.sticky.as_ref().map(sticky_to_wire),
     }
 }
 
@@ -132,7 +133,7 @@ fn rule_from_wire(
     wire: proto::TagRule,
     sources: &[proto::TagSource],
 ) -> Result<TagRule, InvalidField> {
-    let sticky = |wire: proto::Sticky| match wire.by {
+    let parse_sticky = |wire: proto::Sticky| match wire.by {
         Some(proto::sticky::By::Header(name)) => Ok(StickyKey::Header(name)),
         Some(proto::sticky::By::Cookie(name)) => Ok(StickyKey::Cookie(name)),
         None => Err(InvalidField::new("sticky", "is missing, or unknown to this version")),
@@ -146,7 +147,7 @@ fn rule_from_wire(
         split: parse_required_split(wire.split)?,
         fallback: fallback.map_err(|invalid| invalid.with_parent("fallback"))?.unwrap_or_default(),
         fallback_policy: fallback_policy_from_wire(&wire.fallback_policy)?,
-        sticky: wire.sticky.map(sticky).transpose()?,
+        sticky: wire.sticky.map(parse_sticky).transpose()?,
     })
 }
 
@@ -195,19 +196,19 @@ fn split_from_wire(wire: proto::TagSplit) -> Result<TagSplit, InvalidField> {
 
 fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
     use proto::tag_target::Set;
-    let tags = |tags: &BTreeMap<String, TagValue>| {
-        let value = |(name, value): (&String, &TagValue)| proto::TagValue {
+    let tags_to_wire = |tags: &BTreeMap<String, TagValue>| {
+        let tag_to_wire = |(name, value): (&String, &TagValue)| proto::TagValue {
             name: name.clone(),
             value: match value {
                 TagValue::Exact(value) => Some(value.clone()),
                 TagValue::SameAsCaller => None,
             },
         };
-        proto::TagValues { tags: tags.iter().map(value).collect() }
+        proto::TagValues { tags: tags.iter().map(tag_to_wire).collect() }
     };
     let set = match &target.set {
-        TagSet::All(values) => Set::All(tags(values)),
-        TagSet::Any(values) => Set::Any(tags(values)),
+        TagSet::All(values) => Set::All(tags_to_wire(values)),
+        TagSet::Any(values) => Set::Any(tags_to_wire(values)),
         TagSet::Default => Set::Default(proto::Nothing {}),
         TagSet::AllInstances => Set::Every(proto::Nothing {}),
     };
@@ -216,16 +217,16 @@ fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
 
 fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, InvalidField> {
     use proto::tag_target::Set;
-    let tags = |wire: proto::TagValues| {
-        let value = |tag: proto::TagValue| {
+    let tags_from_wire = |wire: proto::TagValues| {
+        let tag_from_wire = |tag: proto::TagValue| {
             (tag.name, tag.value.map_or(TagValue::SameAsCaller, TagValue::Exact))
         };
-        wire.tags.into_iter().map(value).collect()
+        wire.tags.into_iter().map(tag_from_wire).collect()
     };
     let set = match wire.set {
         None => return Err(InvalidField::new("set", "is missing, or unknown to this version")),
-        Some(Set::All(values)) => TagSet::All(tags(values)),
-        Some(Set::Any(values)) => TagSet::Any(tags(values)),
+        Some(Set::All(values)) => TagSet::All(tags_from_wire(values)),
+        Some(Set::Any(values)) => TagSet::Any(tags_from_wire(values)),
         Some(Set::Default(proto::Nothing {})) => TagSet::Default,
         Some(Set::Every(proto::Nothing {})) => TagSet::AllInstances,
     };
@@ -273,11 +274,11 @@ pub(super) fn caller_from_wire(
 }
 
 pub(super) fn labels_to_wire(labels: &BTreeMap<String, String>) -> Vec<proto::Label> {
-    let label = |(name, value): (&String, &String)| proto::Label {
+    let label_to_wire = |(name, value): (&String, &String)| proto::Label {
         name: name.clone(),
         value: value.clone(),
     };
-    labels.iter().map(label).collect()
+    labels.iter().map(label_to_wire).collect()
 }
 
 pub(super) fn labels_from_wire(

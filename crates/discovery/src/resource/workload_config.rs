@@ -22,7 +22,7 @@ use crate::proto;
 /// Encodes a configuration. The message calls the services of ports `served`, observability `sight`, ingress rules
 /// `openings` and request checks `guards`.
 pub(super) fn to_wire(config: &WorkloadConfig) -> proto::WorkloadConfig {
-    let port_service = |(port, service): (&u16, &ServiceName)| proto::PortService {
+    let port_service_to_wire = |(port, service): (&u16, &ServiceName)| proto::PortService {
         port: u32::from(*port),
         service: service.to_string(),
     };
@@ -32,7 +32,7 @@ pub(super) fn to_wire(config: &WorkloadConfig) -> proto::WorkloadConfig {
         trust_domain: config.trust_domain.to_string(),
         address: ip_address_to_wire(config.address),
         ports: config.ports.iter().map(port_to_wire).collect(),
-        served: config.port_services.iter().map(port_service).collect(),
+        served: config.port_services.iter().map(port_service_to_wire).collect(),
         outbound_listeners: config.outbound_listeners.iter().map(listener_to_wire).collect(),
         access: Some(access_to_wire(&config.access)),
         revoked: config.revoked.iter().map(ToString::to_string).collect(),
@@ -162,7 +162,7 @@ fn port_from_wire(wire: proto::ApplicationPort) -> Result<WorkloadPort, InvalidF
     })
 }
 
-/// Checks that numbers and names of a workload's ports are unique.
+/// Checks that the numbers and the names of a workload's ports are unique.
 fn check_ports(ports: &[WorkloadPort]) -> Result<(), InvalidField> {
     let mut numbers = BTreeSet::new();
     let mut names = BTreeSet::new();

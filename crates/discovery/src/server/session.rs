@@ -41,7 +41,7 @@ pub(super) struct Session<'a, W> {
     keepalive: Keepalive,
     /// The deadline for the acknowledgement of the delta in flight; `None` if none is in flight.
     acknowledgement_deadline: Option<Instant>,
-    /// The certificate request that the state task has not answered.
+    /// The certificate request that the state task has not answered; `None` if no request is pending.
     pending_certificate: Option<PendingCertificate>,
     /// The earliest time to forward the next certificate request.
     next_certificate_at: Instant,
@@ -172,8 +172,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(message)?;
                 }
-                slot = event_sender.reserve_slot(), if self.pending_events.has_next_event(allowed_events) => {
-                    let slot = slot.map_err(|_| ServeError::Stopped)?;
+                slot_result = event_sender.reserve_slot(), if self.pending_events.has_next_event(allowed_events) => {
+                    let slot = slot_result.map_err(|_| ServeError::Stopped)?;
                     if let Some(event) = self.pending_events.next_event(allowed_events) {
                         slot.send_event(event);
                     }
@@ -186,12 +186,12 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 // All events are allowed again in the next iteration.
                 () = wait_until(work_again_at),
                     if self.pending_events.has_next_event(AllowedEvents::All) => {}
-                changed = responses.changed() => {
+                change_result = responses.changed() => {
                     let response = responses.borrow_and_update().clone();
                     match response {
                         StateTaskResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
                         // The state task dropped the sender without a goodbye.
-                        _ if changed.is_err() => {
+                        _ if change_result.is_err() => {
                             return Ok(ConnectionEnd::Goodbye(SESSION_ENDED_REASON.to_owned()));
                         }
                         StateTaskResponse::Pending => {}
@@ -202,7 +202,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                     }
                 }
                 write_result = self.writer.flush(), if !self.writer.is_idle() => write_result?,
-                result = wait_for_certificate(&mut self.pending_certificate) => self.send_certificate(result)?,
+                certificate_result = wait_for_certificate(&mut self.pending_certificate) => {
+                    self.send_certificate(certificate_result)?;
+                }
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.send_ping(0)?,
                 () = wait_for_taps(&mut self.open_taps), if may_read => self.send_ping(0)?,
                 query = self.queries.next(), if may_read => {
@@ -246,15 +248,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             Some(from_proxy::Message::Nack(nack)) => {
                 let rejections = rejections_from_wire(nack.rejections)?;
                 let rejected_change = self.publisher.reject_delta(nack.nonce, &rejections);
-                rejected_change.ok_or_else(|| unknown_nonce(nack.nonce))?;
+                rejected_change.ok_or_else(|| unknown_nonce_error(nack.nonce))?;
                 self.acknowledgement_deadline = None;
                 self.pending_events.add_rejections(rejections);
             }
             Some(from_proxy::Message::Subscribe(wire)) => {
-                self.pending_events.subscriptions.add(lists_from_wire(wire)?);
+                self.pending_events.subscriptions.add(subscriptions_from_wire(wire)?);
             }
             Some(from_proxy::Message::Unsubscribe(wire)) => {
-                self.pending_events.subscriptions.remove(&lists_from_wire(wire)?);
+                self.pending_events.subscriptions.remove(&subscriptions_from_wire(wire)?);
             }
             Some(from_proxy::Message::Listeners(wire)) => {
                 self.pending_events.update_listeners(&listeners_from_wire(&wire.listeners)?);
@@ -321,7 +323,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
     fn handle_ack(&mut self, nonce: u64) -> Result<(), ServeError> {
         self.acknowledgement_deadline = None;
-        self.publisher.acknowledge(nonce).map(drop).ok_or_else(|| unknown_nonce(nonce))
+        self.publisher.acknowledge(nonce).map(drop).ok_or_else(|| unknown_nonce_error(nonce))
     }
 
     /// Forwards a certificate request to the state task. One request may be pending at a time, and their rate
@@ -351,12 +353,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 
     /// Sends the result of a certificate request to the proxy.
-    fn send_certificate(&mut self, result: CertificateResult) -> Result<(), ServeError> {
-        let outcome = match result.result {
+    fn send_certificate(
+        &mut self,
+        certificate_result: CertificateResult,
+    ) -> Result<(), ServeError> {
+        let outcome = match certificate_result.issuance {
             Ok(issued) => proto::certificate::Outcome::Issued(issued_to_wire(issued)),
             Err(IssuanceFailure { reason, .. }) => proto::certificate::Outcome::Error(reason),
         };
-        let certificate = proto::Certificate { id: result.id, outcome: Some(outcome) };
+        let certificate = proto::Certificate { id: certificate_result.id, outcome: Some(outcome) };
         self.send_message(to_proxy::Message::Certificate(certificate))
     }
 
@@ -397,7 +402,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 }
 
 /// Parses the subscriptions of one message. Fails if it contains more entries than a proxy may subscribe to.
-fn lists_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeError> {
+fn subscriptions_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeError> {
     let proto::Services { names, addresses, dns_names } = wire;
     let is_within_limits = names.len() <= MAX_SUBSCRIPTIONS
         && addresses.len() <= MAX_ADDRESSES
@@ -444,8 +449,9 @@ impl MessageRateLimit {
 
 /// The result of a certificate request.
 struct CertificateResult {
+    /// The ID of the request.
     id: u64,
-    result: Result<IssuedCertificate, IssuanceFailure>,
+    issuance: Result<IssuedCertificate, IssuanceFailure>,
 }
 
 /// Waits for the result of the pending certificate request; forever if there is none. Cancel-safe.
@@ -455,10 +461,10 @@ async fn wait_for_certificate(
     let Some(PendingCertificate { id, receiver }) = pending_certificate else {
         return std::future::pending().await;
     };
-    let issuance_result = receiver.await.unwrap_or_else(|_| Err(ISSUANCE_DROPPED_REASON.into()));
-    let certificate = CertificateResult { id: *id, result: issuance_result };
+    let issuance = receiver.await.unwrap_or_else(|_| Err(ISSUANCE_DROPPED_REASON.into()));
+    let certificate_result = CertificateResult { id: *id, issuance };
     *pending_certificate = None;
-    certificate
+    certificate_result
 }
 
 /// Waits for a new set of taps; forever once the registry of taps is dropped.
@@ -476,7 +482,7 @@ async fn wait_until(time: Option<Instant>) {
     }
 }
 
-fn unknown_nonce(nonce: u64) -> ServeError {
+fn unknown_nonce_error(nonce: u64) -> ServeError {
     ServeError::Malformed(format!("a response to delta {nonce}, which is not in flight"))
 }
 

@@ -23,6 +23,7 @@ pub(super) struct DecodedDelta {
     /// New services and new versions of services, without endpoints.
     services: BTreeMap<ServiceName, ServiceConfig>,
     removed_services: BTreeSet<ServiceName>,
+    /// New, changed and removed endpoints, by service.
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
     /// Address entries; `None` for those to remove.
     addresses: BTreeMap<IpAddr, Option<Arc<AddressEntry>>>,
@@ -259,11 +260,11 @@ impl DecodedDelta {
 }
 
 /// Returns the resulting map after additions and removals; `None` without changes.
-fn merge_changes<K: Ord + Clone, A: PartialEq>(
-    changes: &BTreeMap<K, Option<Arc<A>>>,
-    old_entries: Option<&BTreeMap<K, Arc<A>>>,
-) -> Option<BTreeMap<K, Arc<A>>> {
-    let differs = |(key, new_value): (&K, &Option<Arc<A>>)| {
+fn merge_changes<K: Ord + Clone, V: PartialEq>(
+    changes: &BTreeMap<K, Option<Arc<V>>>,
+    old_entries: Option<&BTreeMap<K, Arc<V>>>,
+) -> Option<BTreeMap<K, Arc<V>>> {
+    let differs = |(key, new_value): (&K, &Option<Arc<V>>)| {
         old_entries.and_then(|old_entries| old_entries.get(key)) != new_value.as_ref()
     };
     if !changes.iter().any(differs) {
@@ -299,7 +300,7 @@ fn reject_endpoint(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
     }
 }
 
-/// Returns the first route of a service that forwards to this backend.
+/// Returns the first route of a service that forwards to this backend; `None` if no route does.
 fn find_route_to_backend(service: &ServiceConfig, backend: &ServiceName) -> Option<ObjectKey> {
     let mut ports = service.ports.values();
     ports.find_map(|port| {

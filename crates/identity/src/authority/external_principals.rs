@@ -17,7 +17,7 @@ use crate::roots::Roots;
 
 impl Authority {
     /// Signs the requested key for an external principal, valid for `lifetime` from `now`. The certificate is
-    /// for clients only and not a member's.
+    /// valid for clients only, and is not that of a member.
     ///
     /// # Errors
     /// [`AuthorityError`] if the external principal is of another trust domain or its name is invalid, the

@@ -38,10 +38,10 @@ impl AuthorityFiles {
     ///
     /// # Errors
     /// An I/O error if an existing file cannot be read.
-    pub fn read(dir: &Path) -> io::Result<Self> {
+    pub fn read(directory: &Path) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         for (file, access) in FILES {
-            if let Some(content) = read_file(dir, file, access)? {
+            if let Some(content) = read_file(directory, file, access)? {
                 files.insert(file, content);
             }
         }
@@ -53,54 +53,54 @@ impl AuthorityFiles {
     ///
     /// # Errors
     /// An I/O error if the directory cannot be written.
-    pub fn write(&self, dir: &Path) -> io::Result<()> {
-        match fs::metadata(dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(dir),
-            Ok(_) | Err(_) => self.replace_files(dir),
+    pub fn write(&self, directory: &Path) -> io::Result<()> {
+        match fs::metadata(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(directory),
+            Ok(_) | Err(_) => self.replace_files(directory),
         }
     }
 
-    /// Writes the files into a staging directory and renames it to `dir`, so that `dir` has all files or does not exist.
-    /// A staging directory that a killed process has left is removed first.
-    fn create(&self, dir: &Path) -> io::Result<()> {
-        let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
-            return self.replace_files(dir);
+    /// Writes the files into a staging directory and renames it to `directory`, which therefore has all files or does not
+    /// exist. A staging directory that a killed process has left is removed first.
+    fn create(&self, directory: &Path) -> io::Result<()> {
+        let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+            return self.replace_files(directory);
         };
         create_private_directory(parent)?;
         // Control planes that share the parent directory use the same staging directory, so only one of them may write.
-        let lock_path = dir.with_extension("lock");
+        let lock_path = directory.with_extension("lock");
         let lock_result = disk::open_lock(&lock_path).and_then(|lock| lock.lock().map(|()| lock));
         let _lock = lock_result.map_err(|cause| disk::file_error("lock", &lock_path, cause))?;
-        if dir.exists() {
-            return self.replace_files(dir);
+        if directory.exists() {
+            return self.replace_files(directory);
         }
-        let staging_dir = parent.join(format!(".draft-{}", name.display()));
-        match fs::remove_dir_all(&staging_dir) {
+        let staging_directory = parent.join(format!(".draft-{}", name.display()));
+        match fs::remove_dir_all(&staging_directory) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                return Err(disk::file_error("remove", &staging_dir, cause));
+                return Err(disk::file_error("remove", &staging_directory, cause));
             }
             Ok(()) | Err(_) => {}
         }
-        create_private_directory(&staging_dir)?;
+        create_private_directory(&staging_directory)?;
         // Keys are written before roots, in the order of a new authority, where roots without a key mean a lost key. No
         // process opens the staging directory, so no untrusted key can sign meanwhile.
         for (file, access) in FILES.into_iter().rev() {
             if let Some(content) = self.0.get(file) {
-                disk::replace(&staging_dir.join(file), content.as_bytes(), access)?;
+                disk::replace(&staging_directory.join(file), content.as_bytes(), access)?;
             }
         }
-        disk::move_directory(&staging_dir, dir)
+        disk::move_directory(&staging_directory, directory)
     }
 
     /// Writes the files whose contents differ into an existing directory, and removes those that `self` does not have.
-    fn replace_files(&self, dir: &Path) -> io::Result<()> {
-        create_private_directory(dir)?;
+    fn replace_files(&self, directory: &Path) -> io::Result<()> {
+        create_private_directory(directory)?;
         // Roots are written before keys: a control plane that reopens the directory meanwhile must not sign with a key
         // whose root is not yet in the trust bundle.
         for (file, access) in FILES {
-            let path = dir.join(file);
+            let path = directory.join(file);
             match self.0.get(file) {
-                Some(content) if read_file(dir, file, access)?.as_ref() == Some(content) => {}
+                Some(content) if read_file(directory, file, access)?.as_ref() == Some(content) => {}
                 Some(content) => disk::replace(&path, content.as_bytes(), access)?,
                 None => drop(disk::remove(&path)?),
             }
@@ -118,16 +118,16 @@ impl AuthorityFiles {
         FILES.iter().map(|(file, _)| *file)
     }
 
-    /// Returns the source of the authority that these files form in `dir`: a built-in root takes precedence over an
+    /// Returns the source of the authority that these files form in `directory`: a built-in root takes precedence over an
     /// intermediate. `None` if the files of both are incomplete.
     #[must_use]
-    pub fn source(&self, dir: &Path) -> Option<AuthoritySource> {
+    pub fn source(&self, directory: &Path) -> Option<AuthoritySource> {
         let has_file = |file| self.0.contains_key(file);
         if has_file(KEY_FILE) && has_file(ROOTS_FILE) {
-            return Some(AuthoritySource::BuiltIn(dir.to_owned()));
+            return Some(AuthoritySource::BuiltIn(directory.to_owned()));
         }
         let has_intermediate = INTERMEDIATE_FILES.into_iter().all(has_file);
-        has_intermediate.then(|| AuthoritySource::Intermediate(dir.to_owned()))
+        has_intermediate.then(|| AuthoritySource::Intermediate(directory.to_owned()))
     }
 
     /// Returns the certificates that members trust, as PEM: the roots of a built-in authority; for an intermediate, the
@@ -154,8 +154,8 @@ impl AuthorityFiles {
 
 /// Reads a file of the directory; `None` if it does not exist. The files of an intermediate may be symbolic links, as in
 /// a Secret that Kubernetes mounts.
-fn read_file(dir: &Path, file: &str, access: FileAccess) -> io::Result<Option<String>> {
-    let path = dir.join(file);
+fn read_file(directory: &Path, file: &str, access: FileAccess) -> io::Result<Option<String>> {
+    let path = directory.join(file);
     match INTERMEDIATE_FILES.contains(&file) {
         true => disk::read_user_file(&path, access),
         false => disk::read(&path, access),
@@ -199,7 +199,7 @@ mod tests {
     fn a_copied_authority_equals_the_original() {
         let fixture = TestAuthority::new("cluster.local");
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let rotation = Rotation::for_authority(fixture.dir.path(), domain.clone());
+        let rotation = Rotation::for_authority(fixture.directory.path(), domain.clone());
         let scratch = tempfile::tempdir().unwrap();
         let target = scratch.path().join("authority");
         for step in 0..4 {
@@ -209,7 +209,7 @@ mod tests {
                 3 => rotation.retire_root(now()).unwrap(),
                 _ => {}
             }
-            let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
+            let files = AuthorityFiles::read(fixture.directory.path()).unwrap();
             files.write(&target).unwrap();
             assert!(AuthorityFiles::read(&target).unwrap() == files, "{step}");
             let copied = AuthorityFiles::from_files(
@@ -218,7 +218,7 @@ mod tests {
             assert!(copied == files);
             let source = files.source(&target).unwrap();
             assert_eq!(source, AuthoritySource::BuiltIn(target.clone()));
-            let original = AuthoritySource::BuiltIn(fixture.dir.path().to_owned());
+            let original = AuthoritySource::BuiltIn(fixture.directory.path().to_owned());
             assert!(source.open(&domain, now()).unwrap() == original.open(&domain, now()).unwrap());
             let roots = source.open(&domain, now()).unwrap().roots().to_pem();
             assert_eq!(files.root_pem(), Some(roots));
@@ -232,38 +232,39 @@ mod tests {
     #[test]
     fn a_missing_directory_is_created_with_all_files_or_not_at_all() {
         let fixture = TestAuthority::new("cluster.local");
-        let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
+        let files = AuthorityFiles::read(fixture.directory.path()).unwrap();
         let scratch = tempfile::tempdir().unwrap();
-        let [target, staging_dir] =
+        let [target, staging_directory] =
             ["authority", ".draft-authority"].map(|name| scratch.path().join(name));
         // A file blocks the path of the staging directory.
-        fs::write(&staging_dir, "").unwrap();
+        fs::write(&staging_directory, "").unwrap();
         files.write(&target).unwrap_err();
         assert!(!target.exists());
         // A killed process left a staging directory with a key but without roots.
-        fs::remove_file(&staging_dir).unwrap();
-        fs::create_dir(&staging_dir).unwrap();
-        fs::write(staging_dir.join(KEY_FILE), "another").unwrap();
-        fs::write(staging_dir.join("other"), "").unwrap();
+        fs::remove_file(&staging_directory).unwrap();
+        fs::create_dir(&staging_directory).unwrap();
+        fs::write(staging_directory.join(KEY_FILE), "another").unwrap();
+        fs::write(staging_directory.join("other"), "").unwrap();
         files.write(&target).unwrap();
         assert!(AuthorityFiles::read(&target).unwrap() == files);
-        assert!(!staging_dir.exists() && !target.join("other").exists());
+        assert!(!staging_directory.exists() && !target.join("other").exists());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&target), mode(&target.join(KEY_FILE))), (0o700, 0o600));
     }
 
     #[test]
     fn incomplete_files_are_no_authority() {
-        let dir = Path::new("/x");
+        let directory = Path::new("/x");
         let source_of = |names: &[&str]| {
-            AuthorityFiles::from_files(names.iter().map(|name| (*name, String::new()))).source(dir)
+            AuthorityFiles::from_files(names.iter().map(|name| (*name, String::new())))
+                .source(directory)
         };
         assert_eq!(source_of(&[]), None);
         assert_eq!(source_of(&["ca.key"]), None);
         assert_eq!(source_of(&["tls.crt", "tls.key", "other"]), None);
-        let intermediate_source = Some(AuthoritySource::Intermediate(dir.to_owned()));
+        let intermediate_source = Some(AuthoritySource::Intermediate(directory.to_owned()));
         assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt"]), intermediate_source);
-        let built_in_source = Some(AuthoritySource::BuiltIn(dir.to_owned()));
+        let built_in_source = Some(AuthoritySource::BuiltIn(directory.to_owned()));
         assert_eq!(
             source_of(&["tls.crt", "tls.key", "ca.crt", "ca.key", "ca.pem"]),
             built_in_source

@@ -26,15 +26,15 @@ pub enum RotationStage {
 /// The root rotation of the authority in a directory. Control planes that use the directory detect each stage.
 #[derive(Debug)]
 pub struct Rotation {
-    dir: PathBuf,
+    directory: PathBuf,
     trust_domain: TrustDomain,
 }
 
 impl Rotation {
     /// Returns the root rotation of the authority in this directory.
     #[must_use]
-    pub fn for_authority(dir: &Path, trust_domain: TrustDomain) -> Self {
-        Self { dir: dir.to_owned(), trust_domain }
+    pub fn for_authority(directory: &Path, trust_domain: TrustDomain) -> Self {
+        Self { directory: directory.to_owned(), trust_domain }
     }
 
     /// Returns the current stage.
@@ -74,8 +74,8 @@ impl Rotation {
             "the new root is not trusted yet: roll back and add it again",
         )?;
         // The signing key is copied first. After a crash, it still signs, and the step can be repeated.
-        self.copy_file(KEY_FILE, PREVIOUS_KEY_FILE)?;
-        self.rename_file(NEXT_KEY_FILE, KEY_FILE)
+        self.copy_key(KEY_FILE, PREVIOUS_KEY_FILE)?;
+        self.rename_key(NEXT_KEY_FILE, KEY_FILE)
     }
 
     /// Removes the former root from the trust bundle. No member may still have a certificate signed by the former root.
@@ -102,15 +102,15 @@ impl Rotation {
             RotationStage::Activated => {
                 let problem = "the former root is no longer trusted: retire it again";
                 self.check_trusted(PREVIOUS_KEY_FILE, problem)?;
-                self.copy_file(KEY_FILE, NEXT_KEY_FILE)?;
-                self.rename_file(PREVIOUS_KEY_FILE, KEY_FILE)
+                self.copy_key(KEY_FILE, NEXT_KEY_FILE)?;
+                self.rename_key(PREVIOUS_KEY_FILE, KEY_FILE)
             }
         }
     }
 
     /// Opens the authority that signs in the current stage.
     fn open(&self, now: SystemTime) -> Result<Authority, AuthorityError> {
-        Authority::open(&self.dir, &self.trust_domain, now)
+        Authority::open(&self.directory, &self.trust_domain, now)
     }
 
     /// True if this key file exists and contains another key than the signing key. An interrupted step may have left a
@@ -123,7 +123,8 @@ impl Rotation {
         key_pem.is_some() && key_pem != signing_key_pem
     }
 
-    /// Checks that the root of the key in `file` is in the trust bundle, as required before the key signs.
+    /// Returns an error with this problem unless the root of the key in `file` is in the trust bundle, as required before the
+    /// key signs.
     fn check_trusted(&self, file: &str, problem: &'static str) -> Result<(), AuthorityError> {
         let key = self.read_key(file)?;
         let pem = disk::read(&self.file_path(ROOTS_FILE), FileAccess::AllUsers)?;
@@ -153,7 +154,7 @@ impl Rotation {
         }
     }
 
-    /// Removes the root of a key from the bundle, then the key.
+    /// Removes the root of the key in `file` from the trust bundle, then removes the file.
     fn remove_root(&self, file: &str, now: SystemTime) -> Result<(), AuthorityError> {
         let key = self.read_key(file)?;
         let roots = self.open(now)?.roots();
@@ -170,14 +171,14 @@ impl Rotation {
     }
 
     /// Copies a key file atomically.
-    fn copy_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
+    fn copy_key(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
         let pem = disk::read(&self.file_path(from), FileAccess::Owner)?
             .ok_or(AuthorityError::KeyMissing)?;
         Ok(disk::replace(&self.file_path(to), pem.as_bytes(), FileAccess::Owner)?)
     }
 
-    /// Renames a file atomically: after a crash, the stage is the old or the new one.
-    fn rename_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
+    /// Renames a key file atomically: after a crash, the stage is the old or the new one.
+    fn rename_key(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
         let (from_path, to_path) = (self.file_path(from), self.file_path(to));
         fs::rename(&from_path, &to_path)
             .map_err(|cause| disk::file_error("rename", &from_path, cause))?;
@@ -186,15 +187,16 @@ impl Rotation {
 
     /// Returns the path of a file of the authority.
     fn file_path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+        self.directory.join(name)
     }
 }
 
 /// True if the certificate is for this key.
 fn is_for_key(der: &[u8], key: &PrivateKey) -> bool {
-    let certificate = x509_parser::parse_x509_certificate(der);
-    certificate
-        .is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public_key())
+    let parsed = x509_parser::parse_x509_certificate(der);
+    parsed.is_ok_and(|(_, certificate)| {
+        *certificate.public_key().subject_public_key.data == *key.public_key()
+    })
 }
 
 /// The file of the key that signs after [`Rotation::activate_root`].
@@ -211,13 +213,17 @@ mod tests {
     use crate::tls::{client_config, server_config};
 
     fn test_rotation(fixture: &TestAuthority) -> Rotation {
-        Rotation::for_authority(fixture.dir.path(), TrustDomain::new("cluster.local").unwrap())
+        Rotation::for_authority(
+            fixture.directory.path(),
+            TrustDomain::new("cluster.local").unwrap(),
+        )
     }
 
     /// Returns the credential of a member that joins now.
     fn join_member(fixture: &TestAuthority) -> Credential {
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let authority = Authority::open_or_create(fixture.dir.path(), &domain, now()).unwrap();
+        let authority =
+            Authority::open_or_create(fixture.directory.path(), &domain, now()).unwrap();
         issue_member_credential(&authority, &workload_id("ratings"), LEAF_LIFETIME, now())
     }
 

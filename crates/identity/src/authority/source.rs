@@ -1,5 +1,6 @@
 //! Opens an authority from its source: the directory of a built-in root, or the directory of an intermediate that an
-//! external CA such as cert-manager issues.
+//! external CA such as cert-manager issues. The members of the mesh, which are its workloads and its control plane, have
+//! certificates of the authority.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -44,11 +45,11 @@ impl AuthoritySource {
         now: SystemTime,
     ) -> Result<Authority, AuthorityError> {
         match self {
-            Self::BuiltIn(dir) => {
-                check_private_if_exists(dir)?;
-                Authority::open(dir, trust_domain, now)
+            Self::BuiltIn(directory) => {
+                check_private_if_exists(directory)?;
+                Authority::open(directory, trust_domain, now)
             }
-            Self::Intermediate(dir) => open_intermediate(dir, trust_domain, now),
+            Self::Intermediate(directory) => open_intermediate(directory, trust_domain, now),
         }
     }
 
@@ -62,7 +63,7 @@ impl AuthoritySource {
         now: SystemTime,
     ) -> Result<Authority, AuthorityError> {
         match self {
-            Self::BuiltIn(dir) => Authority::open_or_create(dir, trust_domain, now),
+            Self::BuiltIn(directory) => Authority::open_or_create(directory, trust_domain, now),
             Self::Intermediate(_) => self.open(trust_domain, now),
         }
     }
@@ -70,26 +71,27 @@ impl AuthoritySource {
 
 /// Opens the intermediate authority in the directory, and checks that peers accept the certificates that it signs.
 fn open_intermediate(
-    dir: &Path,
+    directory: &Path,
     trust_domain: &TrustDomain,
     now: SystemTime,
 ) -> Result<Authority, AuthorityError> {
     let read_file = |file, access| {
-        disk::read_user_file(&dir.join(file), access)?
+        disk::read_user_file(&directory.join(file), access)?
             .ok_or(AuthorityError::IntermediateFileMissing { file })
     };
     let key_result = PrivateKey::from_pem(&read_file(INTERMEDIATE_KEY_FILE, FileAccess::Owner)?);
     let key = key_result.map_err(AuthorityError::InvalidIntermediateKey)?;
     let external_roots = Roots::from_pem(&read_file(EXTERNAL_ROOTS_FILE, FileAccess::AllUsers)?)?;
     let chain_pem = read_file(INTERMEDIATE_CHAIN_FILE, FileAccess::AllUsers)?;
-    let certificates: Result<Vec<CertificateDer<'static>>, _> =
+    let chain_result: Result<Vec<CertificateDer<'static>>, _> =
         CertificateDer::pem_slice_iter(chain_pem.as_bytes()).take(MAX_CERTIFICATES_READ).collect();
-    let mut chain = certificates.map_err(|_| AuthorityError::InvalidIntermediate)?;
+    let mut chain = chain_result.map_err(|_| AuthorityError::InvalidIntermediate)?;
     // Some CAs append the root, which members have already.
-    chain.retain(|certificate| !external_roots.certificates().contains(certificate));
+    chain.retain(|der| !external_roots.certificates().contains(der));
+    // A chain of as many certificates as are read is too long, and therefore has no valid first certificate.
     let first_certificate = chain.first().filter(|_| chain.len() < MAX_CERTIFICATES_READ);
     let intermediate = first_certificate
-        .filter(|certificate| may_sign_certificates(certificate))
+        .filter(|der| may_sign_certificates(der))
         .cloned()
         .ok_or(AuthorityError::InvalidIntermediate)?;
     // Signed certificates are valid only while all certificates of the chain are valid.
@@ -101,6 +103,7 @@ fn open_intermediate(
         if index == 0 && *certificate.public_key().subject_public_key.data != *key.public_key() {
             return Err(AuthorityError::InvalidIntermediate);
         }
+        // A start before 1970 does not restrict the authority. An expiry that the system cannot represent counts as expired.
         let validity_start =
             to_system_time(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
         not_before = not_before.max(validity_start);
@@ -172,13 +175,14 @@ mod tests {
     use crate::testing::{TestAuthority, now, run_handshake, workload_id};
     use crate::tls::{client_config, server_config};
 
-    /// Returns an intermediate signed by `fixture`, in the files that cert-manager writes.
+    /// Returns a directory with the files of an intermediate that `root_authority` has signed, as cert-manager writes them.
+    /// `edit` changes the parameters of the intermediate's certificate.
     fn intermediate_files(
-        fixture: &TestAuthority,
+        root_authority: &TestAuthority,
         edit: impl FnOnce(&mut CertificateParams),
     ) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        let (chain, key) = fixture.forge_certificate(|parameters| {
+        let directory = tempfile::tempdir().unwrap();
+        let (chain, key) = root_authority.forge_certificate(|parameters| {
             parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
             parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
             parameters.extended_key_usages.clear();
@@ -187,21 +191,21 @@ mod tests {
         });
         let mut certificate_pem = String::new();
         write_pem(&mut certificate_pem, CERTIFICATE_LABEL, &chain[0]);
-        fs::write(dir.path().join(INTERMEDIATE_CHAIN_FILE), certificate_pem).unwrap();
-        let roots_pem = fixture.authority.roots().to_pem();
-        fs::write(dir.path().join(EXTERNAL_ROOTS_FILE), roots_pem).unwrap();
-        let key_path = dir.path().join(INTERMEDIATE_KEY_FILE);
+        fs::write(directory.path().join(INTERMEDIATE_CHAIN_FILE), certificate_pem).unwrap();
+        let roots_pem = root_authority.authority.roots().to_pem();
+        fs::write(directory.path().join(EXTERNAL_ROOTS_FILE), roots_pem).unwrap();
+        let key_path = directory.path().join(INTERMEDIATE_KEY_FILE);
         fs::write(&key_path, key.to_pem()).unwrap();
         fs::set_permissions(&key_path, fs::Permissions::from_mode(0o600)).unwrap();
-        dir
+        directory
     }
 
-    fn open(dir: &Path) -> Result<Authority, AuthorityError> {
+    fn open(directory: &Path) -> Result<Authority, AuthorityError> {
         let domain = TrustDomain::new("cluster.local").unwrap();
-        AuthoritySource::Intermediate(dir.to_owned()).open(&domain, now())
+        AuthoritySource::Intermediate(directory.to_owned()).open(&domain, now())
     }
 
-    /// Returns a member's key and the certificate issued by an authority.
+    /// Returns the key of the new member `ratings`, and the certificate that the authority issues for the key.
     fn issue_member(authority: &Authority) -> (PrivateKey, CertificateBundle) {
         let id = workload_id("ratings");
         let key = PrivateKey::generate();
@@ -214,19 +218,20 @@ mod tests {
     #[test]
     fn members_trust_the_intermediate_that_signs_them() {
         let root_authority = TestAuthority::new("cluster.local");
-        let dir = intermediate_files(&root_authority, |_| {});
-        let authority = open(dir.path()).unwrap();
+        let directory = intermediate_files(&root_authority, |_| {});
+        let authority = open(directory.path()).unwrap();
         let (key, issued) = issue_member(&authority);
         assert_eq!(issued.chain.len(), 2, "the chain contains the intermediate");
-        let members = issued.roots.certificates();
-        assert_eq!(members.first(), root_authority.authority.roots().certificates().first());
-        assert_eq!(members.get(1), issued.chain.get(1), "members trust the intermediate");
+        let trusted_roots = issued.roots.certificates();
+        assert_eq!(trusted_roots.first(), root_authority.authority.roots().certificates().first());
+        assert_eq!(trusted_roots.get(1), issued.chain.get(1), "members trust the intermediate");
         let credential = Credential::new(key, issued).unwrap();
         assert_eq!(credential.ca_generation(), authority.ca_generation());
-        assert!(authority == open(dir.path()).unwrap());
+        assert!(authority == open(directory.path()).unwrap());
     }
 
-    /// Returns a credential signed by an authority; its peers also expect `ratings`.
+    /// Returns the credential of the member `ratings`, signed by the authority. If `roots` is `Some`, the member trusts these
+    /// roots instead of the authority's.
     fn member_credential(authority: &Authority, roots: Option<&Roots>) -> Credential {
         let (key, mut issued) = issue_member(authority);
         if let Some(roots) = roots {
@@ -235,7 +240,8 @@ mod tests {
         Credential::new(key, issued).unwrap()
     }
 
-    /// Returns the errors of the client and of the server in a handshake, if any.
+    /// Returns the error of the client and the error of the server in a handshake, `None` for success. The client expects
+    /// the server `ratings`.
     fn handshake_errors(
         client: &Credential,
         server: &Credential,
@@ -249,13 +255,12 @@ mod tests {
     #[test]
     fn certificates_of_another_intermediate_are_rejected() {
         let root_authority = TestAuthority::new("cluster.local");
-        let (own, other) = (
-            intermediate_files(&root_authority, |_| {}),
-            intermediate_files(&root_authority, |_| {}),
-        );
-        let (own, other) = (open(own.path()).unwrap(), open(other.path()).unwrap());
+        let [own_directory, other_directory] =
+            [(); 2].map(|()| intermediate_files(&root_authority, |_| {}));
+        let own = open(own_directory.path()).unwrap();
+        let other = open(other_directory.path()).unwrap();
         let member = member_credential(&own, None);
-        // The forged credential has any name, and trusts us as well.
+        // The forged credential trusts both intermediates, so that only the member can reject its peer.
         let merged_roots = own.roots().merge_with(&other.roots()).unwrap();
         let forged = member_credential(&other, Some(&merged_roots));
         let (client, server) = handshake_errors(&member, &forged);
@@ -276,7 +281,8 @@ mod tests {
     fn members_of_consecutive_intermediates_trust_each_other() {
         let root_authority = TestAuthority::new("cluster.local");
         let dirs = [(); 3].map(|()| intermediate_files(&root_authority, |_| {}));
-        let [first, second, third] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
+        let [first, second, third] =
+            dirs.each_ref().map(|directory| open(directory.path()).unwrap());
         let first_member = member_credential(&first, None);
         let second = second.as_successor_of(&first, now());
         let second_member = member_credential(&second, None);
@@ -300,9 +306,9 @@ mod tests {
     }
 
     /// Adds a root to the external CA.
-    fn add_root(dir: &Path) {
+    fn add_root(directory: &Path) {
         let other = TestAuthority::new("cluster.local");
-        let path = dir.join(EXTERNAL_ROOTS_FILE);
+        let path = directory.join(EXTERNAL_ROOTS_FILE);
         let mut pem = fs::read_to_string(&path).unwrap();
         pem.push_str(&other.authority.roots().to_pem());
         fs::write(&path, pem).unwrap();
@@ -316,7 +322,8 @@ mod tests {
         for _ in 0..13 {
             add_root(dirs[2].path());
         }
-        let [first, second, third] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
+        let [first, second, third] =
+            dirs.each_ref().map(|directory| open(directory.path()).unwrap());
         let second = second.as_successor_of(&first, now());
         let second_member = member_credential(&second, None);
         let third = third.as_successor_of(&second, now());
@@ -356,9 +363,9 @@ mod tests {
     #[test]
     fn an_intermediate_signs_as_soon_as_it_is_valid() {
         let root_authority = TestAuthority::new("cluster.local");
-        let dir =
+        let directory =
             intermediate_files(&root_authority, |parameters| parameters.not_before = now().into());
-        let (key, issued) = issue_member(&open(dir.path()).unwrap());
+        let (key, issued) = issue_member(&open(directory.path()).unwrap());
         assert!(issued.not_before + Duration::from_secs(1) > now() - Duration::from_secs(1));
         Credential::new(key, issued).unwrap();
     }
@@ -394,11 +401,11 @@ mod tests {
 
     #[test]
     fn a_missing_root_is_created_only_at_startup() {
-        let dir = tempfile::tempdir().unwrap();
-        let source = AuthoritySource::BuiltIn(dir.path().join("authority"));
+        let directory = tempfile::tempdir().unwrap();
+        let source = AuthoritySource::BuiltIn(directory.path().join("authority"));
         let domain = TrustDomain::new("cluster.local").unwrap();
         assert!(matches!(source.open(&domain, now()), Err(AuthorityError::RootsFileMissing)));
-        assert!(!dir.path().join("authority").exists());
+        assert!(!directory.path().join("authority").exists());
         let created = source.open_or_create(&domain, now()).unwrap();
         assert!(created == source.open(&domain, now()).unwrap());
     }

@@ -93,8 +93,8 @@ impl Authority {
         if disk::read(file, FileAccess::AllUsers)?.as_ref() == Some(&pem) {
             return Ok(());
         }
-        if let Some(dir) = file.parent() {
-            create_private_directory(dir)?;
+        if let Some(directory) = file.parent() {
+            create_private_directory(directory)?;
         }
         disk::replace(file, pem.as_bytes(), FileAccess::AllUsers)
     }

@@ -11,11 +11,11 @@ fn parse_domain(name: &str) -> TrustDomain {
     TrustDomain::new(name).unwrap()
 }
 
-fn open(dir: &Path) -> Result<Authority, AuthorityError> {
-    Authority::open_or_create(dir, &parse_domain("cluster.local"), now())
+fn open(directory: &Path) -> Result<Authority, AuthorityError> {
+    Authority::open_or_create(directory, &parse_domain("cluster.local"), now())
 }
 
-/// A subject without an instance.
+/// Returns a subject with this identity, without a workload and an instance.
 fn account_subject(id: &SpiffeId) -> CertificateSubject<'_> {
     CertificateSubject { id, workload: None, instance: None }
 }
@@ -26,25 +26,25 @@ fn certificate_request() -> CertificateRequest {
 
 #[test]
 fn an_authority_survives_a_restart_and_its_key_is_private() {
-    let dir = tempfile::tempdir().unwrap();
-    let data_dir = dir.path().join("data");
-    let authority = open(&data_dir).unwrap();
-    let key = fs::read_to_string(data_dir.join(KEY_FILE)).unwrap();
-    let reopened = open(&data_dir).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let data_directory = directory.path().join("data");
+    let authority = open(&data_directory).unwrap();
+    let key = fs::read_to_string(data_directory.join(KEY_FILE)).unwrap();
+    let reopened = open(&data_directory).unwrap();
     assert_eq!(authority.roots(), reopened.roots());
-    assert_eq!(fs::read_to_string(data_dir.join(KEY_FILE)).unwrap(), key);
+    assert_eq!(fs::read_to_string(data_directory.join(KEY_FILE)).unwrap(), key);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&data_dir.join(KEY_FILE)), 0o600);
-    assert_eq!(mode(&data_dir), 0o700);
-    assert_eq!(fs::read_dir(&data_dir).unwrap().count(), 2, "no temporary file is left");
+    assert_eq!(mode(&data_directory.join(KEY_FILE)), 0o600);
+    assert_eq!(mode(&data_directory), 0o700);
+    assert_eq!(fs::read_dir(&data_directory).unwrap().count(), 2, "no temporary file is left");
 }
 
 #[test]
 fn a_key_that_others_may_read_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let key = fixture.dir.path().join(KEY_FILE);
+    let key = fixture.directory.path().join(KEY_FILE);
     fs::set_permissions(&key, Permissions::from_mode(0o640)).unwrap();
-    let error = open(fixture.dir.path()).unwrap_err().to_string();
+    let error = open(fixture.directory.path()).unwrap_err().to_string();
     assert!(error.contains("chmod 600") && error.contains("ca.key"), "{error}");
 }
 
@@ -52,7 +52,8 @@ fn a_key_that_others_may_read_is_rejected() {
 fn an_authority_of_another_trust_domain_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
     for name in ["other.local", "cluster.loca", "cluster.local.a"] {
-        let opened = Authority::open_or_create(fixture.dir.path(), &parse_domain(name), now());
+        let opened =
+            Authority::open_or_create(fixture.directory.path(), &parse_domain(name), now());
         assert!(matches!(opened, Err(AuthorityError::ForeignTrustDomain { .. })), "{name}");
     }
 }
@@ -60,16 +61,16 @@ fn an_authority_of_another_trust_domain_is_rejected() {
 #[test]
 fn a_lost_key_is_not_replaced() {
     let fixture = TestAuthority::new("cluster.local");
-    fs::remove_file(fixture.dir.path().join(KEY_FILE)).unwrap();
-    assert!(matches!(open(fixture.dir.path()), Err(AuthorityError::KeyMissing)));
+    fs::remove_file(fixture.directory.path().join(KEY_FILE)).unwrap();
+    assert!(matches!(open(fixture.directory.path()), Err(AuthorityError::KeyMissing)));
 }
 
 #[test]
 fn an_interrupted_first_start_is_completed() {
     let fixture = TestAuthority::new("cluster.local");
     let credential = fixture.issue_credential(&workload_id("ratings"));
-    fs::remove_file(fixture.dir.path().join(ROOTS_FILE)).unwrap();
-    let reopened = open(fixture.dir.path()).unwrap();
+    fs::remove_file(fixture.directory.path().join(ROOTS_FILE)).unwrap();
+    let reopened = open(fixture.directory.path()).unwrap();
     // The key is unchanged, so certificates signed before are still trusted.
     let bundle = CertificateBundle {
         chain: credential.chain().to_vec(),
@@ -86,24 +87,26 @@ fn an_interrupted_first_start_is_completed() {
 fn a_key_that_does_not_match_the_roots_is_rejected() {
     let (first, second) =
         (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
-    let (from, to) = (second.dir.path().join(KEY_FILE), first.dir.path().join(KEY_FILE));
+    let (from, to) =
+        (second.directory.path().join(KEY_FILE), first.directory.path().join(KEY_FILE));
     fs::copy(from, to).unwrap();
-    assert!(matches!(open(first.dir.path()), Err(AuthorityError::KeyMismatch)));
-    fs::write(first.dir.path().join(KEY_FILE), "nonsense").unwrap();
-    assert!(matches!(open(first.dir.path()), Err(AuthorityError::InvalidKey(_))));
-    fs::write(second.dir.path().join(ROOTS_FILE), "nonsense").unwrap();
-    assert!(matches!(open(second.dir.path()), Err(AuthorityError::Roots(_))));
+    assert!(matches!(open(first.directory.path()), Err(AuthorityError::KeyMismatch)));
+    fs::write(first.directory.path().join(KEY_FILE), "nonsense").unwrap();
+    assert!(matches!(open(first.directory.path()), Err(AuthorityError::InvalidKey(_))));
+    fs::write(second.directory.path().join(ROOTS_FILE), "nonsense").unwrap();
+    assert!(matches!(open(second.directory.path()), Err(AuthorityError::Roots(_))));
 }
 
 #[test]
 fn concurrent_starts_create_one_authority() {
-    let dir = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let roots: Vec<Roots> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| open(dir.path()).unwrap())).collect();
+        let threads: Vec<_> =
+            (0..8).map(|_| scope.spawn(|| open(directory.path()).unwrap())).collect();
         let authorities = threads.into_iter().map(|thread| thread.join().unwrap());
         authorities.map(|authority| authority.roots()).collect()
     });
-    let final_roots = open(dir.path()).unwrap().roots();
+    let final_roots = open(directory.path()).unwrap().roots();
     for root in roots {
         assert_eq!(root, final_roots);
     }
@@ -114,8 +117,8 @@ fn the_root_with_the_key_signs_and_further_roots_are_trusted() {
     let (old, new) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
     let merged = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
     for fixture in [&old, &new] {
-        fs::write(fixture.dir.path().join(ROOTS_FILE), merged.to_pem()).unwrap();
-        let authority = open(fixture.dir.path()).unwrap();
+        fs::write(fixture.directory.path().join(ROOTS_FILE), merged.to_pem()).unwrap();
+        let authority = open(fixture.directory.path()).unwrap();
         let id = workload_id("ratings");
         let bundle =
             authority.sign(&certificate_request(), account_subject(&id), LEAF_LIFETIME, now());
@@ -221,7 +224,7 @@ fn no_certificate_outlives_its_root() {
     assert!(matches!(sign_at(after_expiry), Err(AuthorityError::RootExpired)));
     let trust_domain = parse_domain("cluster.local");
     assert!(matches!(
-        Authority::open_or_create(fixture.dir.path(), &trust_domain, after_expiry),
+        Authority::open_or_create(fixture.directory.path(), &trust_domain, after_expiry),
         Err(AuthorityError::RootExpired)
     ));
     assert!(matches!(sign_at(UNIX_EPOCH), Err(AuthorityError::InvalidClock)));

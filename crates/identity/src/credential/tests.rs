@@ -7,6 +7,7 @@ use super::*;
 use crate::authority::LEAF_LIFETIME;
 use crate::testing::{TestAuthority, now, workload_id, workload_name};
 
+/// Returns the response from which the credential was created.
 fn bundle_of(credential: &Credential) -> CertificateBundle {
     CertificateBundle::new(credential.chain().to_vec(), credential.roots().clone()).unwrap()
 }
@@ -15,11 +16,11 @@ fn bundle_of(credential: &Credential) -> CertificateBundle {
 fn a_saved_credential_is_private_and_loads_unchanged() {
     let fixture = TestAuthority::new("cluster.local");
     let credential = fixture.issue_credential(&workload_id("ratings"));
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path().join("identity");
-    assert!(Credential::load(&dir).unwrap().is_none());
-    credential.save(&dir).unwrap();
-    let loaded = Credential::load(&dir).unwrap().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path().join("identity");
+    assert!(Credential::load(&directory).unwrap().is_none());
+    credential.save(&directory).unwrap();
+    let loaded = Credential::load(&directory).unwrap().unwrap();
     assert_eq!(loaded.id(), &workload_id("ratings"));
     assert_eq!(loaded.workload(), Some(&workload_name("ratings-1")));
     assert_eq!(loaded.chain(), credential.chain());
@@ -27,30 +28,30 @@ fn a_saved_credential_is_private_and_loads_unchanged() {
     assert_eq!(loaded.not_before(), credential.not_before());
     assert_eq!(loaded.not_after(), credential.not_after());
     assert_eq!(loaded.key.public_key(), credential.key.public_key());
-    let permissions = fs::metadata(dir.join(CREDENTIAL_FILE)).unwrap().permissions();
+    let permissions = fs::metadata(directory.join(CREDENTIAL_FILE)).unwrap().permissions();
     assert_eq!(permissions.mode() & 0o777, 0o600);
 }
 
 #[test]
 fn saving_replaces_the_previous_credential() {
     let fixture = TestAuthority::new("cluster.local");
-    let dir = tempfile::tempdir().unwrap();
-    fixture.issue_credential(&workload_id("ratings")).save(dir.path()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fixture.issue_credential(&workload_id("ratings")).save(directory.path()).unwrap();
     let renewed = fixture.issue_credential(&workload_id("ratings"));
-    renewed.save(dir.path()).unwrap();
-    let loaded = Credential::load(dir.path()).unwrap().unwrap();
+    renewed.save(directory.path()).unwrap();
+    let loaded = Credential::load(directory.path()).unwrap().unwrap();
     assert_eq!(loaded.chain(), renewed.chain());
 }
 
 #[test]
 fn damaged_or_exposed_files_are_rejected() {
     let fixture = TestAuthority::new("cluster.local");
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join(CREDENTIAL_FILE);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(CREDENTIAL_FILE);
     let credential = fixture.issue_credential(&workload_id("ratings"));
-    credential.save(dir.path()).unwrap();
+    credential.save(directory.path()).unwrap();
     let valid = fs::read_to_string(&path).unwrap();
-    let load = || Credential::load(dir.path());
+    let load = || Credential::load(directory.path());
 
     fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     assert!(matches!(load(), Err(CredentialError::Io(_))));
@@ -73,10 +74,10 @@ fn damaged_or_exposed_files_are_rejected() {
     assert!(matches!(load(), Err(CredentialError::KeyMismatch(_))));
 
     fs::write(&path, &valid).unwrap();
-    fs::remove_file(dir.path().join(ROOTS_FILE)).unwrap();
+    fs::remove_file(directory.path().join(ROOTS_FILE)).unwrap();
     assert!(matches!(load(), Err(CredentialError::RootsMissing)));
     let other_roots = TestAuthority::new("cluster.local").authority.roots().to_pem();
-    fs::write(dir.path().join(ROOTS_FILE), other_roots).unwrap();
+    fs::write(directory.path().join(ROOTS_FILE), other_roots).unwrap();
     assert!(matches!(load(), Err(CredentialError::UntrustedChain(_))));
 }
 
@@ -104,11 +105,11 @@ fn mismatching_keys_and_chains_are_rejected() {
 #[test]
 fn an_expired_credential_loads_as_expired() {
     let fixture = TestAuthority::new("cluster.local");
-    let dir = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let past = now() - 2 * LEAF_LIFETIME;
     let credential = fixture.issue_credential_at(&workload_id("ratings"), LEAF_LIFETIME, past);
-    credential.save(dir.path()).unwrap();
-    let loaded = Credential::load(dir.path()).unwrap().unwrap();
+    credential.save(directory.path()).unwrap();
+    let loaded = Credential::load(directory.path()).unwrap().unwrap();
     assert!(loaded.is_expired(now()));
     assert!(!loaded.is_expired(past));
     assert!(loaded.is_expired(loaded.not_after()));
@@ -122,14 +123,14 @@ fn the_renewal_time_is_before_half_of_the_lifetime() {
         let lifetime = Duration::from_secs(lifetime);
         let credential = fixture.issue_credential_at(&workload_id("ratings"), lifetime, now());
         let issue_time = credential.not_before() + CLOCK_SKEW;
-        let delay = |random| credential.renew_at(random).duration_since(issue_time).unwrap();
+        let delay = |random| credential.renewal_time(random).duration_since(issue_time).unwrap();
         let (earliest, latest) = (delay(0), delay(u64::MAX));
         let half_lifetime = lifetime / 2;
         let is_near = |time: Duration, expected: f64| (time.as_secs_f64() - expected).abs() < 0.001;
         assert!(is_near(earliest, half_lifetime.as_secs_f64() * 0.8), "{earliest:?}");
         assert!(is_near(latest, half_lifetime.as_secs_f64()), "{latest:?}");
         assert!(is_near(delay(u64::MAX / 2), half_lifetime.as_secs_f64() * 0.9));
-        assert!(credential.renew_at(u64::MAX) < credential.not_after());
+        assert!(credential.renewal_time(u64::MAX) < credential.not_after());
     }
 }
 

@@ -29,6 +29,7 @@ fn parse_names(texts: &[&str]) -> Vec<Name> {
     texts.iter().map(|text| Name::new(text).unwrap()).collect()
 }
 
+/// Issues a certificate with these DNS names for an external principal of the namespace `shop`.
 fn issue(fixture: &TestAuthority, texts: &[&str]) -> Result<ExternalCertificate, AuthorityError> {
     let shop = Name::new("shop").unwrap();
     let (id, names) = (principal_id(), parse_names(texts));

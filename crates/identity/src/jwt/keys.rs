@@ -51,7 +51,9 @@ enum KeyMaterial {
 /// An elliptic curve and its signature algorithm (RFC 7518 §3.4).
 #[derive(Debug, Clone, Copy)]
 struct Curve {
+    /// The name of the curve in the member `crv` of a JWK.
     name: &'static str,
+    /// The name of the signature algorithm in `alg`, such as `ES256`.
     algorithm: &'static str,
     /// The length of a coordinate in bytes.
     coordinate_bytes: usize,
@@ -103,7 +105,7 @@ impl JwtKeys {
         if usable_keys.is_empty() { Err(JwkSetError::NoUsableKey) } else { Ok(Self(usable_keys)) }
     }
 
-    /// Returns the public verification part of a JWK set in canonical order: equivalent sets mostly have equal
+    /// Returns the public verification part of a JWK set in canonical order: equivalent sets usually have equal
     /// texts, and private members included by mistake are dropped.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ fn encode_json(value: &Value) -> String {
     URL_SAFE_NO_PAD.encode(value.to_string())
 }
 
+/// Encodes a token; `sign` returns the signature of its header and claims.
 fn sign_token(header: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> String {
     let signed = format!("{}.{}", encode_json(header), encode_json(claims));
     let signature = URL_SAFE_NO_PAD.encode(sign(signed.as_bytes()));
@@ -24,6 +25,7 @@ fn base64(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
+/// An issuer with one key of each type.
 struct TestIssuer {
     ec: EcdsaKeyPair,
     ed25519: Ed25519KeyPair,
@@ -39,6 +41,7 @@ impl TestIssuer {
         }
     }
 
+    /// Returns the JWK set of the issuer, with a symmetric key that must be ignored.
     fn key_set(&self) -> Value {
         let point = self.ec.public_key().as_ref();
         let (x, y) = point[1..].split_at(32);

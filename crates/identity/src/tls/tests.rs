@@ -22,7 +22,8 @@ use crate::verify::session_peer;
 const ALPN: &[&[u8]] = &[b"leno-link/1", b"http/1.1"];
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Returns a server for ratings, and a client that is productpage and expects ratings.
+/// Returns the configuration of a server with the identity `ratings`, and that of the client `productpage`, which expects
+/// this server.
 fn valid_pair(fixture: &TestAuthority) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     (
         member_server(&fixture.issue_credential(&workload_id("ratings"))),
@@ -38,12 +39,12 @@ fn member_client(credential: &Credential) -> Arc<ClientConfig> {
     client_config(credential, &workload_id("ratings"), ALPN).unwrap()
 }
 
-/// A subject without an instance.
+/// Returns a subject with this identity, without a workload and an instance.
 fn account_subject(id: &SpiffeId) -> CertificateSubject<'_> {
     CertificateSubject { id, workload: None, instance: None }
 }
 
-/// Returns a client that presents any chain.
+/// Returns a client configuration that presents this chain, without any check of the chain.
 fn client_presenting(
     fixture: &TestAuthority,
     (chain, key): (Vec<CertificateDer<'static>>, PrivateKey),

@@ -107,11 +107,11 @@ fn inbound_config() -> Arc<ServerConfig> {
 }
 
 fn create_config() -> Arc<ServerConfig> {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory");
     let now = SystemTime::now();
     let trust_domain = TrustDomain::new("cluster.local").expect("a name");
     let authority =
-        Authority::open_or_create(dir.path(), &trust_domain, now).expect("an authority");
+        Authority::open_or_create(directory.path(), &trust_domain, now).expect("an authority");
     let id = "spiffe://cluster.local/ns/bookinfo/sa/ratings".parse().expect("an identity");
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.certificate_request()).expect("a request");

@@ -66,7 +66,7 @@ impl ApiError {
         let code = status.code;
         // The client puts the body of a response that is not a Status into a Status that it creates itself.
         let is_status =
-            status.status == Some(StatusSummary::Failure) && status.reason != RECONSTRUCTED;
+            status.status == Some(StatusSummary::Failure) && status.reason != RECONSTRUCTED_REASON;
         let message = match (is_status, status.message.as_str()) {
             (true, "") => format!("the API server returned {code}"),
             (true, message) => escape_text(message),
@@ -88,12 +88,12 @@ impl ApiError {
 
 /// Describes a credential error without the output of credential plugins, which may contain credentials.
 fn describe_auth_error(error: &AuthError) -> String {
-    let program = match error {
+    let program_problem = match error {
         AuthError::AuthExecStart(error) => format!(": its program does not start: {error}"),
         AuthError::AuthExecRun { cmd, out } => format!(": `{cmd}` ended with {}", out.status),
         _ => String::new(),
     };
-    escape_text(&format!("the credentials for the API server cannot be read{program}"))
+    escape_text(&format!("the credentials for the API server cannot be read{program_problem}"))
 }
 
 impl From<kube::Error> for ApiError {
@@ -142,7 +142,7 @@ pub(crate) fn escape_text(text: &str) -> String {
 }
 
 /// The reason of a Status that the client creates for a body that it cannot decode.
-const RECONSTRUCTED: &str = "Failed to parse error data";
+const RECONSTRUCTED_REASON: &str = "Failed to parse error data";
 /// The maximum length of an error text, in characters. The API server exceeds it only when it lists many
 /// objects.
 const MAX_TEXT_CHARACTERS: usize = 1000;
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn no_error_contains_a_part_of_a_body() {
-        let reconstructed = Status::failure(MARKER, RECONSTRUCTED).with_code(500);
+        let reconstructed = Status::failure(MARKER, RECONSTRUCTED_REASON).with_code(500);
         let map_error = serde_json::from_str::<u32>(&format!("{{\"{MARKER}\": \"{MARKER}\"}}"));
         let text_error = serde_json::from_str::<u32>(&format!("\"{MARKER}\""));
         let mut bytes = MARKER.as_bytes().to_vec();

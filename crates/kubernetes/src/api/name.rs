@@ -147,23 +147,23 @@ macro_rules! impl_text_traits {
 impl_text_traits!(ObjectName);
 impl_text_traits!(NamespaceName);
 
-/// Checks a DNS-1123 subdomain as Kubernetes does: lower-case labels separated by dots, with no bound on the
-/// length of each label.
+/// Returns true for a DNS-1123 subdomain as Kubernetes defines it: lower-case labels separated by dots, with no bound
+/// on the length of each label.
 const fn is_subdomain(text: &[u8]) -> bool {
     is_name(text, MAX_NAME_BYTES, true)
 }
 
-/// Checks a DNS-1123 label.
+/// Returns true for a DNS-1123 label.
 pub(super) const fn is_label(text: &[u8]) -> bool {
     is_name(text, MAX_LABEL_BYTES, false)
 }
 
-/// Checks the name of an API group; the core group is empty.
+/// Returns true for the name of an API group; the name of the core group is empty.
 pub(super) const fn is_group(text: &[u8]) -> bool {
     text.is_empty() || is_subdomain(text)
 }
 
-/// Checks for letters and digits, with `-` between them, and `.` between labels.
+/// Returns true for lower-case letters and digits with `-` between them and, if `allows_dots`, `.` between labels.
 const fn is_name(text: &[u8], max_bytes: usize, allows_dots: bool) -> bool {
     // The start of the text counts as a dot, so that neither `-` nor `.` can be the first byte.
     let (mut index, mut previous_byte) = (0, b'.');
@@ -184,7 +184,9 @@ const fn is_name(text: &[u8], max_bytes: usize, allows_dots: bool) -> bool {
     text.len() <= max_bytes && previous_byte != b'.' && previous_byte != b'-'
 }
 
+/// The maximum length of a DNS-1123 subdomain.
 const MAX_NAME_BYTES: usize = 253;
+/// The maximum length of a DNS-1123 label.
 const MAX_LABEL_BYTES: usize = 63;
 
 #[cfg(test)]

@@ -77,9 +77,9 @@ async fn a_change_in_one_replica_reaches_the_others() {
     second_replica.establish_authority().await.unwrap();
     read_rotation(&first).add_root(SystemTime::now()).unwrap();
     let before = server.stored_secret();
-    first_replica.write_changes().await;
+    first_replica.write_changes_to_secret().await;
     assert!(server.stored_secret() == before, "a step may have several files");
-    first_replica.write_changes().await;
+    first_replica.write_changes_to_secret().await;
     second_replica.adopt_changed_secret(server.stored_secret().unwrap());
     assert!(read_files(&second) == read_files(&first) && read_files(&first).iter().count() == 3);
     assert_eq!(server.published_roots(), read_files(&first).root_pem().unwrap());
@@ -89,8 +89,8 @@ async fn a_change_in_one_replica_reaches_the_others() {
     let switched = read_files(&first);
     first_replica.adopt_changed_secret(own);
     assert!(read_files(&first) == switched);
-    first_replica.write_changes().await;
-    first_replica.write_changes().await;
+    first_replica.write_changes_to_secret().await;
+    first_replica.write_changes_to_secret().await;
     second_replica.adopt_changed_secret(server.stored_secret().unwrap());
     assert!(read_files(&second) == switched);
 }
@@ -104,8 +104,8 @@ async fn of_two_concurrent_changes_the_first_wins() {
     second_replica.establish_authority().await.unwrap();
     for (replica, dir) in [(&mut first_replica, &first), (&mut second_replica, &second)] {
         read_rotation(dir).add_root(SystemTime::now()).unwrap();
-        replica.write_changes().await;
-        replica.write_changes().await;
+        replica.write_changes_to_secret().await;
+        replica.write_changes_to_secret().await;
     }
     assert!(read_files(&first) != read_files(&second));
     second_replica.adopt_changed_secret(server.stored_secret().unwrap());

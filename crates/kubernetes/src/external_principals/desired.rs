@@ -26,7 +26,7 @@ pub struct ExternalCertificateRequest {
     pub(crate) created: i64,
 }
 
-/// The object that requests a certificate.
+/// The object that requests a certificate, and to which the Secret belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnerObject {
     pub(crate) api_version: String,
@@ -89,7 +89,7 @@ pub struct DesiredCertificates {
     pub(crate) requests: Vec<ExternalCertificateRequest>,
     /// The UIDs of objects with rejected or unreadable requests. The Secrets of their earlier requests stay
     /// unchanged, because clients still use these certificates.
-    pub(crate) unchanged: BTreeSet<String>,
+    pub(crate) unchanged_owners: BTreeSet<String>,
 }
 
 /// The accepted and the rejected requests.
@@ -140,7 +140,7 @@ pub(crate) fn validate_requests(
 
 impl CertificateDecisions {
     fn reject(&mut self, request: ExternalCertificateRequest, reason: String) {
-        self.desired.unchanged.insert(request.owner.uid.clone());
+        self.desired.unchanged_owners.insert(request.owner.uid.clone());
         self.rejected.insert(request.owner.uid, reason);
     }
 }
@@ -329,7 +329,8 @@ mod tests {
             certificate_request(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
         let decisions = validate_requests(requests, &test_permissions(), &test_domain());
-        let unchanged: Vec<&str> = decisions.desired.unchanged.iter().map(String::as_str).collect();
+        let unchanged: Vec<&str> =
+            decisions.desired.unchanged_owners.iter().map(String::as_str).collect();
         assert_eq!(unchanged, ["u-1", "u-2", "u-4"]);
         assert_eq!(
             decisions.rejected["u-2"],

@@ -99,7 +99,7 @@ impl CertificateReconciler {
             }
             self.update_requests(&desired.borrow_and_update().clone());
             if !*is_leader.borrow_and_update() {
-                self.reset_state();
+                self.reset_checks();
                 self.publish_outcomes();
                 continue;
             }
@@ -134,7 +134,7 @@ impl CertificateReconciler {
         }
         // A forgotten Secret is neither renewed nor deleted.
         self.secrets.retain(|_, state| {
-            state.is_requested || !desired.unchanged.contains(&state.request.owner.uid)
+            state.is_requested || !desired.unchanged_owners.contains(&state.request.owner.uid)
         });
         for state in
             self.secrets.values_mut().filter(|state| !state.is_requested && state.outcome.is_some())
@@ -145,7 +145,7 @@ impl CertificateReconciler {
     }
 
     /// Forgets the results of all checks: another control plane is the leader and may change the Secrets.
-    fn reset_state(&mut self) {
+    fn reset_checks(&mut self) {
         self.secrets.retain(|_, state| state.is_requested);
         for state in self.secrets.values_mut() {
             *state = SecretReconciliation::new(state.request.clone());
@@ -218,9 +218,9 @@ impl CertificateReconciler {
         let (reason, is_reported) = match error {
             ReconcileError::Permanent(reason) => (reason, true),
             ReconcileError::Transient(reason) => {
-                let is_due =
+                let is_renewal_due =
                     state.renewal_time.is_none_or(|renewal_time| renewal_time <= SystemTime::now());
-                (reason, is_due && state.failure_count > MAX_TRANSIENT_FAILURES)
+                (reason, is_renewal_due && state.failure_count > MAX_TRANSIENT_FAILURES)
             }
         };
         let outcome = Err(format!("{}: {reason}", state.request.field_path("secret")));
@@ -235,6 +235,7 @@ impl CertificateReconciler {
         }
     }
 
+    /// Publishes the known outcomes of requested Secrets if they have changed.
     fn publish_outcomes(&self) {
         let known_outcomes =
             self.secrets.values().filter(|state| state.is_requested).filter_map(|state| {
@@ -265,7 +266,7 @@ impl SecretReconciliation {
         }
     }
 
-    /// Returns true if the certificate is from another CA generation.
+    /// Returns true if the Secret is requested, and its certificate was checked for another CA generation.
     fn is_outdated(&self, ca_generation: u64) -> bool {
         self.is_requested
             && self
@@ -398,6 +399,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(60);
 const SECRET_TIMEOUT: Duration = Duration::from_secs(15);
 /// The initial delay of retries, which doubles up to `MAX_RETRY_DELAY`.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The maximum delay of retries.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
 
 #[cfg(test)]

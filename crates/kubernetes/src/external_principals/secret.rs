@@ -170,8 +170,11 @@ fn certificate_lifetime(
 
 /// The type of Secrets with a key, a chain and optionally roots. Ingress controllers read no other type.
 const TLS_SECRET_TYPE: &str = "kubernetes.io/tls";
+/// The entry with the private key.
 const KEY_ENTRY: &str = "tls.key";
+/// The entry with the certificate chain.
 const CHAIN_ENTRY: &str = "tls.crt";
+/// The entry with the trust roots.
 const ROOTS_ENTRY: &str = "ca.crt";
 
 #[cfg(test)]

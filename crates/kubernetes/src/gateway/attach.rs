@@ -72,7 +72,7 @@ pub(super) fn attach_route(
         .map(|(index, validated)| {
             (index, intersect_hostnames(hostnames, validated.hostname.as_ref()))
         })
-        .filter(|(_, names)| !names.is_empty())
+        .filter(|(_, hosts)| !hosts.is_empty())
         .collect();
     if attachments.is_empty() {
         let message =
@@ -91,16 +91,17 @@ fn intersect_hostnames(
     if hostnames.is_empty() {
         return vec![RouteHost { written: None, common: None }];
     }
-    let host = |name: &HostPattern| {
+    let intersect_host = |name: &HostPattern| {
         let common = intersect_patterns(Some(name), listener_hostname)?;
         Some(RouteHost { written: Some(name.clone()), common })
     };
-    let mut names: Vec<_> = hostnames.iter().filter_map(host).collect();
-    names.sort();
-    names.dedup();
-    names
+    let mut hosts: Vec<_> = hostnames.iter().filter_map(intersect_host).collect();
+    hosts.sort();
+    hosts.dedup();
+    hosts
 }
 
+/// Returns true if a listener of a gateway accepts routes of a namespace.
 fn allows_namespace(
     inputs: &GatewayInputs,
     allowed_namespaces: &AllowedNamespaces,

@@ -40,7 +40,7 @@ pub(super) fn resolve_backends(
         rule_backends.fold(0, |sum, backend| sum.saturating_add(backend.weight))
     };
     // Removes backends that cannot be used, and returns their total weight.
-    let mut retain_available = |backends: &mut Vec<WeightedBackend>| {
+    let mut retain_usable = |backends: &mut Vec<WeightedBackend>| {
         let mut removed_weight = 0_u32;
         backends.retain(|backend| {
             match unusable_backend_reason(inputs, find_service, route, backend) {
@@ -59,20 +59,20 @@ pub(super) fn resolve_backends(
         GatewayRules::Requests(request_rules) => {
             for (index, rule) in request_rules.iter_mut().enumerate() {
                 let removed_weight =
-                    retain_available(&mut rule.backends).saturating_add(unsupported_weight(index));
+                    retain_usable(&mut rule.backends).saturating_add(unsupported_weight(index));
                 rule.actions.ungranted_weight = removed_weight;
                 // Requests are served even if they are not mirrored, so removed mirrors have no weight.
-                retain_available(&mut rule.actions.mirrors);
+                retain_usable(&mut rule.actions.mirrors);
             }
         }
         // Routes of connections and TLS sessions have one rule, with index 0.
         GatewayRules::Connections(rule) => {
             rule.ungranted_weight =
-                retain_available(&mut rule.backends).saturating_add(unsupported_weight(0));
+                retain_usable(&mut rule.backends).saturating_add(unsupported_weight(0));
         }
         GatewayRules::Sessions(rule) => {
             rule.ungranted_weight =
-                retain_available(&mut rule.backends).saturating_add(unsupported_weight(0));
+                retain_usable(&mut rule.backends).saturating_add(unsupported_weight(0));
         }
     }
     ResolvedRouteRules { rules, unresolved_reason }

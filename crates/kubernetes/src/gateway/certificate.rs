@@ -28,13 +28,14 @@ pub(super) fn parse_certificate(secret: &Secret) -> Result<GatewayCertificate, S
     Ok(GatewayCertificate { chain, key })
 }
 
-fn secret_text(secret: &Secret, key: &str) -> Result<String, String> {
-    let entry = secret.data.as_ref().and_then(|data| data.get(key));
-    let bytes = entry.ok_or_else(|| format!("it has no {key}"))?;
+/// Returns an entry of a Secret as text, or the reason that it cannot be used.
+fn secret_text(secret: &Secret, entry_key: &str) -> Result<String, String> {
+    let entry = secret.data.as_ref().and_then(|data| data.get(entry_key));
+    let bytes = entry.ok_or_else(|| format!("it has no {entry_key}"))?;
     if bytes.0.len() > MAX_ENTRY_BYTES {
-        return Err(format!("its {key} has more than {MAX_ENTRY_BYTES} bytes"));
+        return Err(format!("its {entry_key} has more than {MAX_ENTRY_BYTES} bytes"));
     }
-    String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {key} is not text"))
+    String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {entry_key} is not text"))
 }
 
 /// The maximum size of an entry of the Secret. Every configuration snapshot of the gateway contains it.

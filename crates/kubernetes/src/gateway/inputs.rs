@@ -21,7 +21,7 @@ pub(crate) struct GatewayInputs {
     pub(crate) gateways: BTreeMap<ObjectId, ObservedGateway>,
     pub(crate) routes: BTreeMap<RouteId, ObservedRoute>,
     pub(crate) grants: BTreeMap<ObjectId, Grant>,
-    /// The services to which each BackendTLSPolicy requires TLS.
+    /// The names of the services to which each BackendTLSPolicy requires TLS; they are in the namespace of the policy.
     pub(crate) tls_services: BTreeMap<ObjectId, BTreeSet<String>>,
     /// The pods at each address.
     pub(crate) pods: BTreeMap<IpAddr, BTreeSet<ObjectId>>,
@@ -35,8 +35,8 @@ pub(crate) struct GatewayInputs {
     pub(crate) gateway_services: BTreeMap<ObjectId, GatewayService>,
 }
 
-/// The input that one object contributes. `Deployment` is true if at least one of its pods is available; `Pod` has
-/// the addresses of the pod.
+/// The input that one object contributes. `Route` has the kind of the route, `Pod` the addresses of the pod, and
+/// `Namespace` its labels; `Deployment` is true if at least one of its pods is available.
 pub(crate) enum GatewayInput {
     Class(ObservedGatewayClass),
     Gateway(Box<ObservedGateway>),
@@ -118,6 +118,7 @@ pub(crate) struct Infrastructure {
 /// An address that a Gateway requests or has.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct GatewayAddress {
+    /// The type: `IPAddress`, `Hostname`, or one that is not supported.
     #[serde(rename = "type", default = "default_address_type")]
     pub(crate) kind: String,
     #[serde(default)]
@@ -349,18 +350,22 @@ pub(crate) fn intersect_patterns(
         (Some(left), Some(right)) => (left, right),
     };
     let intersection = match (left, right) {
-        (HostPattern::Exact(a), HostPattern::Exact(b)) => (a == b).then_some(left),
-        (HostPattern::Exact(a), HostPattern::Below(b)) => {
-            is_proper_subdomain(a.as_str(), b.as_str()).then_some(left)
+        (HostPattern::Exact(left_name), HostPattern::Exact(right_name)) => {
+            (left_name == right_name).then_some(left)
         }
-        (HostPattern::Below(a), HostPattern::Exact(b)) => {
-            is_proper_subdomain(b.as_str(), a.as_str()).then_some(right)
+        (HostPattern::Exact(left_name), HostPattern::Below(right_name)) => {
+            is_proper_subdomain(left_name.as_str(), right_name.as_str()).then_some(left)
         }
-        (HostPattern::Below(a), HostPattern::Below(b)) => {
-            if a == b || is_proper_subdomain(a.as_str(), b.as_str()) {
+        (HostPattern::Below(left_name), HostPattern::Exact(right_name)) => {
+            is_proper_subdomain(right_name.as_str(), left_name.as_str()).then_some(right)
+        }
+        (HostPattern::Below(left_name), HostPattern::Below(right_name)) => {
+            if left_name == right_name
+                || is_proper_subdomain(left_name.as_str(), right_name.as_str())
+            {
                 Some(left)
             } else {
-                is_proper_subdomain(b.as_str(), a.as_str()).then_some(right)
+                is_proper_subdomain(right_name.as_str(), left_name.as_str()).then_some(right)
             }
         }
     };

@@ -29,7 +29,7 @@ pub(super) struct ValidatedListener<'a> {
     pub(super) listener: &'a ListenerSpec,
     /// The name; `None` if it is invalid.
     pub(super) name: Option<Name>,
-    /// The protocol; `None` if it is not supported.
+    /// The protocol; `None` if it is unknown. A rejected listener may have a protocol.
     pub(super) protocol: Option<ListenerProtocol>,
     /// The host names that the listener serves; `None` for all of them, and for TCP.
     pub(super) hostname: Option<HostPattern>,
@@ -37,11 +37,11 @@ pub(super) struct ValidatedListener<'a> {
     pub(super) kinds: Vec<&'static str>,
     /// The valid certificates.
     pub(super) certificates: Vec<GatewayCertificate>,
-    /// The reason that the listener is not accepted.
+    /// The reason that the listener by itself is not valid, if it is not.
     pub(super) rejection: Option<ConditionReason>,
-    /// The reason for a conflict with another listener.
+    /// The reason for a conflict with another listener, if there is one.
     pub(super) conflict: Option<ConditionReason>,
-    /// The reason that a reference is not resolved.
+    /// The reason that a reference is not resolved, if one is not.
     pub(super) unresolved: Option<ConditionReason>,
     /// The number of attached routes.
     pub(super) attached_route_count: u32,
@@ -102,7 +102,7 @@ pub(super) fn validate_listeners<'a>(
         let protocol_and_host = |index: &usize| {
             validated_listeners
                 .get(*index)
-                .map(|listener| (listener.protocol, listener.hostname.clone()))
+                .map(|validated| (validated.protocol, validated.hostname.clone()))
         };
         let protocols_and_hosts: Vec<_> = indexes.iter().filter_map(protocol_and_host).collect();
         // Adjacent pairs suffice: if all of them are equal, all protocols are equal.
@@ -162,9 +162,9 @@ fn validate_listener<'a>(
     let mut certificates = Vec::new();
     if protocol == Some(ListenerProtocol::Https) {
         let references = listener.tls.iter().flat_map(|tls| &tls.certificate_refs);
-        for certificate in references {
-            match find_certificate(inputs, id, certificate) {
-                Ok(certificate_and_key) => certificates.push(certificate_and_key),
+        for reference in references {
+            match find_certificate(inputs, id, reference) {
+                Ok(certificate) => certificates.push(certificate),
                 // The first reason is reported.
                 Err(reason) => unresolved = Some(unresolved.unwrap_or(reason)),
             }
@@ -207,7 +207,8 @@ fn unknown_field(listener: &ListenerSpec) -> Option<String> {
     option_path.or_else(|| fields.next().map(|(path, field)| format!("{path}{field}")))
 }
 
-/// Returns the protocol of the listener, and the reason that it is not supported, if any.
+/// Returns the protocol of the listener, or `None` if it is unknown, and the reason that the listener is not supported,
+/// if it is not.
 fn supported_protocol(
     listener: &ListenerSpec,
 ) -> (Option<ListenerProtocol>, Option<ConditionReason>) {
@@ -251,7 +252,7 @@ fn supported_kinds(
     if allowed_kinds.is_empty() {
         return (protocol_kinds.to_vec(), None);
     }
-    let (mut kinds, mut rejection) = (Vec::new(), None);
+    let (mut kinds, mut unresolved) = (Vec::new(), None);
     for kind in allowed_kinds {
         let group = kind.group.as_deref().unwrap_or(GATEWAY_GROUP);
         let supported_kind = protocol_kinds
@@ -265,11 +266,11 @@ fn supported_kinds(
                     "routes of the kind {} of {group} are not supported by the listener's protocol",
                     kind.kind
                 );
-                rejection = Some(ConditionReason::new("InvalidRouteKinds", message));
+                unresolved = Some(ConditionReason::new("InvalidRouteKinds", message));
             }
         }
     }
-    (kinds, rejection)
+    (kinds, unresolved)
 }
 
 /// Returns the certificate in the Secret that a reference of the gateway `id` names, or the reason that it cannot

@@ -131,7 +131,7 @@ fn gateway_deployment(gateway: &DesiredGateway, settings: &InjectionSettings) ->
 
 /// Returns the container of a gateway's proxy.
 fn proxy_container(settings: &InjectionSettings) -> Value {
-    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
+    let field_variable = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let mut args = json!([
         "gateway",
         "--workload",
@@ -158,8 +158,8 @@ fn proxy_container(settings: &InjectionSettings) -> Value {
         "image": settings.image,
         "args": args,
         "env": [
-            field("POD_NAME", "metadata.name"),
-            field("POD_NAMESPACE", "metadata.namespace"),
+            field_variable("POD_NAME", "metadata.name"),
+            field_variable("POD_NAMESPACE", "metadata.namespace"),
             {"name": ROOTS_VARIABLE, "value": settings.roots},
         ],
         "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
@@ -168,6 +168,7 @@ fn proxy_container(settings: &InjectionSettings) -> Value {
             "limits": {"memory": "512Mi"},
         },
         "securityContext": restricted_context(PROXY_UID),
+        // Allows 60 seconds for the start.
         "startupProbe": http_probe("/livez", 1, 60),
         "readinessProbe": http_probe("/readyz", 1, 3),
         "livenessProbe": http_probe("/livez", 10, 3),
@@ -222,8 +223,9 @@ pub(super) fn belongs_to_domains(key: &str, domains: &[&str]) -> bool {
 
 /// Returns the labels of the Gateway's author, overridden by Leno's labels.
 fn merged_labels(gateway: &DesiredGateway) -> Map<String, Value> {
-    let configured = gateway.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
-    let mut labels: Map<String, Value> = configured.collect();
+    let author_labels =
+        gateway.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
+    let mut labels: Map<String, Value> = author_labels.collect();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".into());
     labels.extend(pod_selector(gateway));
     labels

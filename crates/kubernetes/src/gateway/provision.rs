@@ -35,6 +35,7 @@ pub async fn provision_gateways(
 
 struct GatewayProvisioner {
     client: Client,
+    /// The last attempt for each desired gateway, while this control plane is the leader.
     attempts: HashMap<GatewayName, ProvisionAttempt>,
 }
 
@@ -57,19 +58,19 @@ impl GatewayProvisioner {
         mut self,
         mut settings_receiver: watch::Receiver<InjectionSettings>,
         mut desired_receiver: watch::Receiver<Arc<Vec<DesiredGateway>>>,
-        mut is_leader: watch::Receiver<bool>,
+        mut leadership_receiver: watch::Receiver<bool>,
     ) {
         let mut ticks = interval(RETRY_INTERVAL);
         loop {
             tokio::select! {
                 Ok(()) = desired_receiver.changed() => {}
                 Ok(()) = settings_receiver.changed() => {}
-                Ok(()) = is_leader.changed() => {}
+                Ok(()) = leadership_receiver.changed() => {}
                 _ = ticks.tick() => {}
             }
             let desired_gateways = Arc::clone(&desired_receiver.borrow_and_update());
             let settings = settings_receiver.borrow_and_update().clone();
-            if !*is_leader.borrow_and_update() {
+            if !*leadership_receiver.borrow_and_update() {
                 // Another leader may apply different objects in the meantime.
                 self.attempts.clear();
                 continue;
@@ -77,7 +78,7 @@ impl GatewayProvisioner {
             self.attempts
                 .retain(|name, _| desired_gateways.iter().any(|desired| desired.name == *name));
             for desired in desired_gateways.iter() {
-                if !*is_leader.borrow() {
+                if !*leadership_receiver.borrow() {
                     break;
                 }
                 if self.is_due(desired, &settings) {

@@ -104,10 +104,12 @@ fn parse_spec<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T>
     }
 }
 
+/// Returns the generation; 0 if the object has none.
 fn generation(meta: &ObjectMeta) -> i64 {
     meta.generation.unwrap_or_default()
 }
 
+/// Returns the creation time in Unix seconds; 0 if the object has none.
 fn creation_time(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
@@ -146,10 +148,10 @@ fn read_route(
             let valid_route = ValidRoute { parents: parents.clone(), route, unsupported_backends };
             build_route(Some(Arc::new(valid_route)), None)
         }
-        Err(rejected) => {
-            let lines = rejected.iter().take(MAX_REJECTIONS).map(|document| {
-                let field = document.location.field.as_deref().unwrap_or_default();
-                format!("{field}: {}; {}", document.problem, document.hint)
+        Err(rejections) => {
+            let lines = rejections.iter().take(MAX_ERRORS).map(|rejected| {
+                let field = rejected.location.field.as_deref().unwrap_or_default();
+                format!("{field}: {}; {}", rejected.problem, rejected.hint)
             });
             let message = lines.collect::<Vec<_>>().join("\n");
             build_route(None, Some(message.chars().take(MAX_REJECTION_CHARACTERS).collect()))
@@ -172,6 +174,7 @@ fn remove_unsupported_backends(spec: &mut Value) -> Vec<UnsupportedBackend> {
         if let Some(backends) = rule.get_mut("backendRefs").and_then(Value::as_array_mut) {
             backends.retain(|backend| {
                 let Some(kind) = unsupported_kind(backend) else { return true };
+                // The default weight of the Gateway API is 1.
                 let weight = backend.get("weight").and_then(Value::as_u64).unwrap_or(1);
                 let weight = u32::try_from(weight).unwrap_or(u32::MAX);
                 unsupported.push(UnsupportedBackend { rule_index: index, weight, kind });
@@ -191,9 +194,9 @@ fn remove_unsupported_backends(spec: &mut Value) -> Vec<UnsupportedBackend> {
 }
 
 /// Returns the kind of a reference, as `KIND.GROUP`, if it is not a Service.
-fn unsupported_kind(backend: &Value) -> Option<String> {
-    let group = backend.get("group").and_then(Value::as_str).unwrap_or_default();
-    let kind = backend.get("kind").and_then(Value::as_str).unwrap_or("Service");
+fn unsupported_kind(reference: &Value) -> Option<String> {
+    let group = reference.get("group").and_then(Value::as_str).unwrap_or_default();
+    let kind = reference.get("kind").and_then(Value::as_str).unwrap_or("Service");
     let is_service = matches!(group, "" | "core") && kind == "Service";
     (!is_service).then(|| match group {
         "" => kind.to_owned(),
@@ -241,6 +244,6 @@ pub(crate) fn read_service(service: &Service) -> GatewayInput {
 }
 
 /// The maximum number of errors in the rejection of one route.
-const MAX_REJECTIONS: usize = 5;
+const MAX_ERRORS: usize = 5;
 /// The maximum length of a rejection. The API allows 32768 bytes, which is too long to read.
 const MAX_REJECTION_CHARACTERS: usize = 2000;

@@ -124,12 +124,12 @@ pub(super) struct RuntimeAnnotation {
 pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
     RuntimeAnnotation {
         key: DEFAULT_POLICY,
-        is_valid_value: |text| DefaultPolicy::ALL.iter().any(|mode| mode.as_str() == text),
+        is_valid_value: |text| DefaultPolicy::ALL.iter().any(|policy| policy.as_str() == text),
         expected: "a default policy; use `allow`, `deny` or `dry-run`",
     },
     RuntimeAnnotation {
         key: MTLS,
-        is_valid_value: |text| MtlsMode::ALL.iter().any(|choice| choice.as_str() == text),
+        is_valid_value: |text| MtlsMode::ALL.iter().any(|mode| mode.as_str() == text),
         expected: "a mutual TLS mode; use `permissive` or `strict`",
     },
     RuntimeAnnotation {

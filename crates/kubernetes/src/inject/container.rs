@@ -74,10 +74,10 @@ impl SidecarInputs<'_> {
     /// termination grace period.
     pub(super) fn regular_container(&self) -> Value {
         let mut container = self.sidecar_container();
-        if let Some(arguments) = container["args"].as_array_mut() {
+        if let Some(args) = container["args"].as_array_mut() {
             let drain_options =
                 ["--drain-delay", REGULAR_DRAIN_DELAY, "--drain-timeout", REGULAR_DRAIN_TIMEOUT];
-            arguments.extend(drain_options.map(Value::from));
+            args.extend(drain_options.map(Value::from));
         }
         container["readinessProbe"] = http_probe("/readyz", 2, 3);
         container
@@ -85,20 +85,20 @@ impl SidecarInputs<'_> {
 
     fn sidecar_container(&self) -> Value {
         let mut container = self.base_container();
-        let Some(arguments) = container["args"].as_array_mut() else { return container };
+        let Some(args) = container["args"].as_array_mut() else { return container };
         if self.options.answers_dns {
-            arguments.push(json!("--dns"));
+            args.push(json!("--dns"));
         }
         if self.options.is_scraped {
             // The annotation that exposes metrics is sufficient permission if no clients are configured.
             let clients = self.settings.metrics_from.clone().unwrap_or(ClientRanges::Any);
-            arguments.push(format!("--metrics-from={clients}").into());
+            args.push(format!("--metrics-from={clients}").into());
         }
         if let Some(upgrades) = &self.options.upgrades {
-            arguments.push(format!("--upgrades={upgrades}").into());
+            args.push(format!("--upgrades={upgrades}").into());
         }
         if let Some(metrics) = &self.options.application_metrics {
-            arguments.extend([json!("--application-metrics"), json!(metrics)]);
+            args.extend([json!("--application-metrics"), json!(metrics)]);
         }
         container
     }
@@ -122,6 +122,7 @@ impl SidecarInputs<'_> {
             "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
             "resources": self.options.resources.to_json(),
             "securityContext": restricted_context(PROXY_UID),
+            // Allows 60 seconds for the start.
             "startupProbe": http_probe("/readyz", 1, 60),
             "livenessProbe": http_probe("/livez", 10, 3),
             "volumeMounts": [
@@ -183,6 +184,7 @@ pub(crate) fn scrape_annotations() -> [(&'static str, String); 3] {
     ]
 }
 
+/// Returns a probe of the sidecar's health port, with a timeout of one second.
 pub(crate) fn http_probe(path: &str, period_seconds: u32, failure_threshold: u32) -> Value {
     let mut probe = Map::new();
     probe.insert("httpGet".to_owned(), json!({"path": path, "port": HEALTH_PORT}));
@@ -192,6 +194,7 @@ pub(crate) fn http_probe(path: &str, period_seconds: u32, failure_threshold: u32
     Value::Object(probe)
 }
 
+/// Returns the directory of the token file.
 pub(crate) fn token_directory() -> &'static str {
     TOKEN_PATH.rsplit_once('/').map_or(TOKEN_PATH, |(directory, _)| directory)
 }

@@ -1,4 +1,5 @@
-//! Decides if a pod gets a sidecar, and rejects pods that cannot have one.
+//! Decides if a pod gets a sidecar, and rejects pods that cannot have one. Supports the annotations of OSM (Open Service
+//! Mesh) and FSM (Flomesh Service Mesh) as well as Leno's.
 //!
 //! Reasons to skip a pod regardless of settings come first, then the settings of the pod, then the settings of
 //! its namespace. Within the pod and the namespace, Leno's label or annotation precedes OSM's annotation, which
@@ -231,15 +232,15 @@ fn read_namespace_setting(namespace: &NamespaceMetadata) -> Result<Option<bool>,
 
 /// Reads the setting from Leno's label and annotation, which must not contradict each other.
 fn read_own_setting(
-    annotated: AnnotatedObject,
+    object: AnnotatedObject,
     label: Option<&str>,
     annotation: Option<&str>,
 ) -> Result<Option<bool>, InjectError> {
     let read =
-        |text: Option<&str>| text.map(|text| parse_switch(annotated, INJECTION, text)).transpose();
+        |text: Option<&str>| text.map(|text| parse_switch(object, INJECTION, text)).transpose();
     match (read(label)?, read(annotation)?) {
         (Some(label), Some(annotation)) if label != annotation => {
-            Err(InjectError::Contradiction { object: annotated, key: INJECTION.to_owned() })
+            Err(InjectError::Contradiction { object, key: INJECTION.to_owned() })
         }
         (label, annotation) => Ok(label.or(annotation)),
     }
@@ -383,10 +384,10 @@ mod tests {
         );
         assert!(floor_verdict(&mirrored, &enabled(), required_images(&[])).is_some());
         // A pod that got the image of its annotation.
-        let mut annotated = mirrored;
-        annotated["metadata"]["annotations"] =
+        let mut annotated_pod = mirrored;
+        annotated_pod["metadata"]["annotations"] =
             json!({"leno.dev/sidecar-image": "mirror.example/leno:1"});
-        assert_eq!(floor_verdict(&annotated, &enabled(), required_images(&[])), None);
+        assert_eq!(floor_verdict(&annotated_pod, &enabled(), required_images(&[])), None);
         // Without an image.
         let bare = pod_with_containers(json!([{"name": "leno-proxy"}]));
         assert!(floor_verdict(&bare, &enabled(), required_images(&[])).is_some());

@@ -72,7 +72,7 @@ pub(super) struct SidecarOptions {
     pub(super) application_metrics: Option<String>,
     /// A warning for each annotation that the mesh floor (`spec.floor` of the MeshConfig) overrides.
     pub(super) warnings: Vec<String>,
-    /// The protocols to which connections may be upgraded, if not only WebSocket.
+    /// The protocols to which connections may be upgraded; `None` without the annotation, which permits only WebSocket.
     pub(super) upgrades: Option<Upgrades>,
 }
 
@@ -84,7 +84,7 @@ impl SidecarOptions {
         settings: &InjectionSettings,
     ) -> Result<Self, InjectError> {
         let annotations = AnnotationSources { pod, namespace };
-        annotations.validate_admission()?;
+        annotations.validate_runtime_annotations()?;
         let floor = settings.floor_in(namespace);
         let mut warnings = Vec::new();
         let mut exclusions = settings.exclusions.clone();
@@ -222,7 +222,7 @@ impl<'a> AnnotationSources<'a> {
     /// Reads resources from annotations in FSM's form, such as `sidecar-resource-limits-memory`.
     fn read_resources(&self, settings: &InjectionSettings) -> Result<Resources, InjectError> {
         let mut resources = settings.resources.clone();
-        let mut annotated = [BTreeMap::new(), BTreeMap::new()];
+        let mut annotated_resources = [BTreeMap::new(), BTreeMap::new()];
         for (index, kind) in ["requests", "limits"].into_iter().enumerate() {
             for (resource, suffixes) in RESOURCES {
                 let name = |suffix| format!("sidecar-resource-{kind}-{suffix}");
@@ -241,10 +241,10 @@ impl<'a> AnnotationSources<'a> {
                         "a quantity; use one such as 100m or 64Mi",
                     ));
                 }
-                annotated[index].insert((*resource).to_owned(), text.to_owned());
+                annotated_resources[index].insert((*resource).to_owned(), text.to_owned());
             }
         }
-        let [requests, limits] = annotated;
+        let [requests, limits] = annotated_resources;
         resources.requests.extend(requests.clone());
         resources.limits.extend(limits.clone());
         // The API server rejects a request above its limit. If only one of the two is annotated, the default of
@@ -271,7 +271,8 @@ impl<'a> AnnotationSources<'a> {
         Ok(resources)
     }
 
-    /// Returns an annotation that is supported only with our own prefix, by its full key.
+    /// Returns an annotation that is supported only with our own prefix, by its full key: the object that has it, and its
+    /// value. That of the pod precedes that of the namespace.
     fn own_annotation(&self, key: &str) -> Option<(AnnotatedObject, &'a str)> {
         let namespace_annotation =
             || Some((AnnotatedObject::Namespace, self.namespace?.annotations.get(key)?.as_str()));
@@ -295,7 +296,7 @@ impl<'a> AnnotationSources<'a> {
 
     /// Validates the annotations that are read at run time. Invalid values of the namespace do not block pods:
     /// the previous values stay in force, and an event reports the error.
-    fn validate_admission(&self) -> Result<(), InjectError> {
+    fn validate_runtime_annotations(&self) -> Result<(), InjectError> {
         for RuntimeAnnotation { key, is_valid_value, expected } in RUNTIME_ANNOTATIONS {
             match pod_metadata(self.pod, "annotations", key) {
                 Some(text) if !is_valid_value(text) => {
@@ -343,6 +344,7 @@ impl<'a> AnnotationSources<'a> {
         let path = annotation("prometheus.io/path").unwrap_or("/metrics").trim_start_matches('/');
         let is_plaintext = annotation("prometheus.io/scheme").is_none_or(|scheme| scheme == "http");
         let is_path_byte = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}$".contains(&byte);
+        // The sidecar accepts a path of at most 1024 bytes, including its initial `/`.
         let is_scrapable = is_plaintext && path.len() < 1024 && path.bytes().all(is_path_byte);
         let port = parsed_port.filter(|port| is_scrapable && *port != 0 && *port != HEALTH_PORT);
         Ok(port.map(|port| format!("{port}/{path}")))

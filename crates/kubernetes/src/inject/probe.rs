@@ -86,7 +86,7 @@ fn sidecar_probe(probe: &Map<String, Value>, ports: &Value) -> Result<Option<Val
         if has_other_host(action) {
             return Ok(None);
         }
-        let mut get = json!({
+        let mut http_get = json!({
             "path": action["path"].as_str().filter(|path| !path.is_empty()).unwrap_or("/"),
             "port": resolve_port(&action["port"], ports)?,
             "scheme": action["scheme"].as_str().unwrap_or("HTTP"),
@@ -94,9 +94,9 @@ fn sidecar_probe(probe: &Map<String, Value>, ports: &Value) -> Result<Option<Val
         if let Some(headers) =
             action["httpHeaders"].as_array().filter(|headers| !headers.is_empty())
         {
-            get["httpHeaders"] = headers.clone().into();
+            http_get["httpHeaders"] = headers.clone().into();
         }
-        return Ok(build_probe("httpGet", get));
+        return Ok(build_probe("httpGet", http_get));
     }
     if let Some(action) = probe.get("tcpSocket").filter(|action| action.is_object()) {
         if has_other_host(action) {

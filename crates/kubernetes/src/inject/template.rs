@@ -69,19 +69,21 @@ fn inject_object(
     let Some((kind, pointer)) = pod_template(object) else { return Ok(()) };
     let (namespaces, settings) = context;
     let trigger = InjectionTrigger::User(namespaces.get(namespace_of(object)));
-    let name = format!("{kind} {}", object["metadata"]["name"].as_str().unwrap_or_default());
+    let object_name = format!("{kind} {}", object["metadata"]["name"].as_str().unwrap_or_default());
     let template =
         object.pointer_mut(pointer).filter(|template| template["spec"]["containers"].is_array());
     let Some(template) = template else {
-        return Err((name.clone(), InjectError::NoPod(name)));
+        return Err((object_name.clone(), InjectError::NoPod(object_name)));
     };
-    match inject_sidecar(template, trigger, settings).map_err(|error| (name.clone(), error))? {
+    match inject_sidecar(template, trigger, settings)
+        .map_err(|error| (object_name.clone(), error))?
+    {
         InjectionOutcome::Injected { pod, warnings } => {
             *template = pod;
-            outcomes.push((name, TemplateOutcome::Injected(warnings)));
+            outcomes.push((object_name, TemplateOutcome::Injected(warnings)));
         }
         InjectionOutcome::Skipped(reason) => {
-            outcomes.push((name, TemplateOutcome::Skipped(reason)))
+            outcomes.push((object_name, TemplateOutcome::Skipped(reason)))
         }
     }
     Ok(())

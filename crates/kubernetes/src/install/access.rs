@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{InstallOptions, cluster_metadata, kinds, namespaced_metadata};
-use crate::read::FOREIGN_CONFIGS;
+use crate::read::FOREIGN_CONFIG_KINDS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
 use crate::well_known::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
@@ -99,7 +99,7 @@ fn cluster_permissions() -> Value {
         read_rule(&["split.smi-spec.io"], &["trafficsplits"]),
         read_rule(&[kinds::OSM_GROUP, kinds::FSM_GROUP], &POLICY_RESOURCES),
         policy_rule(&[kinds::OSM_GROUP, kinds::FSM_GROUP], &policies_status, &["patch"]),
-        read_rule(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
+        read_rule(&FOREIGN_CONFIG_KINDS.map(|kind| kind.group), &["meshconfigs"]),
         policy_rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
         policy_rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
         restrict_to_names(
@@ -118,12 +118,12 @@ fn cluster_permissions() -> Value {
 pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
     let own_resources: Vec<&str> = kinds::plurals().collect();
     let gateway_resources = [&ROUTE_RESOURCES[..], &["gatewayclasses", "gateways"]].concat();
-    let kinds: [(&[&str], &[&str]); 3] = [
+    let resources_with_status: [(&[&str], &[&str]); 3] = [
         (&["leno.dev"], &own_resources),
         (&["gateway.networking.k8s.io"], &gateway_resources),
         (&[kinds::OSM_GROUP, kinds::FSM_GROUP], &POLICY_RESOURCES),
     ];
-    let cluster_rules = kinds.map(|(groups, resources)| {
+    let cluster_rules = resources_with_status.map(|(groups, resources)| {
         let statuses = policy_rule(groups, &status_subresources(resources), &["patch"]);
         [policy_rule(groups, resources, &["get", "list"]), statuses]
     });

@@ -54,12 +54,12 @@ pub enum InstallError {
         problem: String,
     },
     /// A condition was not met in time.
-    #[error("{operation} did not complete within {limit:?}: {state}")]
+    #[error("{operation} did not complete within {timeout:?}: {state}")]
     TimedOut {
         /// The operation that did not complete, such as a rollout.
         operation: &'static str,
         /// The timeout.
-        limit: Duration,
+        timeout: Duration,
         /// The last observed state.
         state: String,
     },
@@ -96,14 +96,14 @@ pub async fn apply_manifests(
             report(InstallStep { object, result: "exists already" });
             continue;
         }
-        let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
-        if applied.as_ref().is_err_and(|error| error.status_code() == Some(NOT_FOUND))
+        let apply_result = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
+        if apply_result.as_ref().is_err_and(|error| error.status_code() == Some(NOT_FOUND))
             && let Some(result) = skip_result(manifest)
         {
             report(InstallStep { object, result });
             continue;
         }
-        applied.map_err(|error| InstallError::from_api_error("apply", &object, error))?;
+        apply_result.map_err(|error| InstallError::from_api_error("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
             wait_for_kind(client, &name).await?;
         }
@@ -153,15 +153,15 @@ async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), Install
 /// Waits until all control planes run with the current specification.
 ///
 /// # Errors
-/// When the timeout `limit` expires, with the state of their pods.
+/// When the timeout expires, with the state of their pods.
 pub async fn wait_for_rollout(
     client: &Client,
     namespace: &NamespaceName,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<(), InstallError> {
     let deployments: ObjectApi<Deployment> = ObjectApi::for_namespace(client.clone(), namespace);
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
-    poll_until("the rollout of the control plane", limit, async || {
+    poll_until("the rollout of the control plane", timeout, async || {
         let deployment_result = deployments.get(&CONTROL_NAME).await;
         let deployment = deployment_result
             .map_err(|error| InstallError::from_api_error("get", "the Deployment", error))?;
@@ -169,9 +169,9 @@ pub async fn wait_for_rollout(
             return Ok(Ok(()));
         };
         let selector = format!("app.kubernetes.io/name={CONTROL}");
-        let listed = pods.list(&ListParams::default().labels(&selector)).await;
-        let reasons_result =
-            listed.map(|pods| pods.items.iter().filter_map(unready_reason).collect::<Vec<_>>());
+        let list_result = pods.list(&ListParams::default().labels(&selector)).await;
+        let reasons_result = list_result
+            .map(|pods| pods.items.iter().filter_map(unready_reason).collect::<Vec<_>>());
         // The reasons of pods are only details: without permission to list pods, they are omitted.
         let pod_reasons = reasons_result.unwrap_or_default();
         Ok(Err(if pod_reasons.is_empty() {
@@ -228,11 +228,11 @@ fn unready_reason(pod: &Pod) -> Option<String> {
 /// run: no pod is created.
 ///
 /// # Errors
-/// When the timeout `limit` expires, with the error of the API server.
-pub async fn wait_for_webhook(client: &Client, limit: Duration) -> Result<(), InstallError> {
+/// When the timeout expires, with the error of the API server.
+pub async fn wait_for_webhook(client: &Client, timeout: Duration) -> Result<(), InstallError> {
     let configurations: ObjectApi<MutatingWebhookConfiguration> =
         ObjectApi::for_all_namespaces(client.clone());
-    poll_until("the setup of sidecar injection", limit, async || {
+    poll_until("the setup of sidecar injection", timeout, async || {
         let configuration_result = configurations.get_opt(&INJECTOR_NAME).await;
         let configuration = configuration_result
             .map_err(|error| InstallError::from_api_error("get", INJECTOR, error))?;
@@ -278,21 +278,21 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     }
 }
 
-/// Polls until `check` returns `Ok(Ok(()))` or the timeout `limit` expires. The inner error of `check` describes the
+/// Polls until `check` returns `Ok(Ok(()))` or the timeout expires. The inner error of `check` describes the
 /// current state; the outer error ends the wait.
 async fn poll_until(
     operation: &'static str,
-    limit: Duration,
+    timeout: Duration,
     mut check: impl AsyncFnMut() -> Result<Result<(), String>, InstallError>,
 ) -> Result<(), InstallError> {
-    let started_at = Instant::now();
+    let start_time = Instant::now();
     loop {
         let state = match check().await? {
             Ok(()) => return Ok(()),
             Err(state) => state,
         };
-        if started_at.elapsed() >= limit {
-            return Err(InstallError::TimedOut { operation, limit, state });
+        if start_time.elapsed() >= timeout {
+            return Err(InstallError::TimedOut { operation, timeout, state });
         }
         sleep(POLL_INTERVAL).await;
     }

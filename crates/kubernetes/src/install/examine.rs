@@ -155,7 +155,9 @@ pub async fn examine_each(
     }
     steps.run_step("pods rejected by the webhook", members::check_uncreated_pods(client)).await;
     let now = SystemTime::now();
-    steps.run_step("authority", certificates::check_issuer(client, namespace, now)).await;
+    steps
+        .run_step("authority", certificates::check_signing_certificate(client, namespace, now))
+        .await;
     steps.run_step("roots of the mesh", certificates::check_roots(client, namespace, now)).await;
     steps.run_step("webhook", check_webhook(client, &desired_manifests, now)).await;
     Ok(())
@@ -216,8 +218,8 @@ fn version_finding(major: &str, minor: &str) -> ExamineResult {
 /// Checks the versions of nodes: kubelets may be older than the API server, and kernels too old for
 /// redirection.
 async fn check_nodes(client: &Client) -> ExamineResult {
-    let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let nodes = match nodes.list(&ListParams::default().limit(MAX_EXAMINED_NODES)).await {
+    let node_api: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
+    let nodes = match node_api.list(&ListParams::default().limit(MAX_EXAMINED_NODES)).await {
         Ok(nodes) => nodes.items,
         Err(error) => return unreadable_finding(&error),
     };
@@ -278,8 +280,8 @@ async fn check_clocks(client: &Client) -> ExamineResult {
     }
 }
 
-fn skew_finding(difference: Duration) -> ExamineResult {
-    match difference {
+fn skew_finding(skew: Duration) -> ExamineResult {
+    match skew {
         skew if skew <= MAX_CLOCK_SKEW => {
             ExamineResult::Passed("of this machine and the API server agree".to_owned())
         }

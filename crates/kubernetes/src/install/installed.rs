@@ -43,9 +43,9 @@ pub struct InstalledOptions {
     pub api_server: BTreeSet<AddressRange>,
     /// The namespaces that may have mesh-wide objects, in addition to the control plane's namespace.
     pub settings_namespaces: BTreeSet<Name>,
-    /// The allowed JWKS servers: the value of `--jwks-allow`.
+    /// The allowed JWKS servers: the value of `--jwks-allow`; `None` without this option.
     pub jwks_allow: Option<String>,
-    /// The clients that may read metrics: the value of `--metrics-from`.
+    /// The clients that may read metrics: the value of `--metrics-from`; `None` without this option.
     pub metrics_from: Option<String>,
 }
 
@@ -60,9 +60,9 @@ impl InstalledOptions {
     ) -> Result<Option<Self>, InstallError> {
         let deployments: ObjectApi<Deployment> =
             ObjectApi::for_namespace(client.clone(), namespace);
-        let deployment = deployments.get_opt(&CONTROL_NAME).await;
-        let Some(deployment) =
-            deployment.map_err(|error| InstallError::from_api_error("get", CONTROL, error))?
+        let deployment_result = deployments.get_opt(&CONTROL_NAME).await;
+        let Some(deployment) = deployment_result
+            .map_err(|error| InstallError::from_api_error("get", CONTROL, error))?
         else {
             return Ok(None);
         };
@@ -171,14 +171,14 @@ fn has_option(deployment: &Deployment, option: &str) -> bool {
 
 /// Returns the address ranges that may connect to the webhook; empty if the policy does not restrict them.
 fn webhook_ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
-    let webhook = IntOrString::Int(i32::from(WEBHOOK_PORT));
+    let webhook_port = IntOrString::Int(i32::from(WEBHOOK_PORT));
     let rules = policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten());
     rules
         .filter(|rule| {
             rule.ports
                 .iter()
                 .flatten()
-                .any(|network_port| network_port.port.as_ref() == Some(&webhook))
+                .any(|network_port| network_port.port.as_ref() == Some(&webhook_port))
         })
         .flat_map(|rule| rule.from.iter().flatten())
         .filter_map(|peer| peer.ip_block.as_ref()?.cidr.parse().ok())

@@ -1,7 +1,9 @@
-//! Builds the CustomResourceDefinitions of `leno.dev/v1alpha1`, and of the supported kinds of SMI, OSM and FSM.
+//! Builds the CustomResourceDefinitions of `leno.dev/v1alpha1`, and of the supported kinds of SMI (Service Mesh
+//! Interface), OSM (Open Service Mesh) and FSM (Flomesh Service Mesh).
 //!
 //! The schemas of `leno.dev` reject the same objects as the readers of `leno-registry`, as far as a schema can
-//! express their rules. The control plane reports other errors in the status of the object.
+//! express their rules; the maximum lengths of lists are those of the readers. The control plane reports other errors
+//! in the status of the object.
 
 mod mesh;
 mod policies;
@@ -14,7 +16,7 @@ use super::schema::{
     any_value, enumeration, list, map, object, pruned_object, text, with_description, with_keyword,
 };
 
-/// The definition of one kind.
+/// One kind of `leno.dev`, from which its CustomResourceDefinition is built.
 struct CrdKind {
     /// The name of the kind.
     kind: &'static str,

@@ -47,6 +47,7 @@ fn tcp_port(number: u16) -> Value {
     json!({"port": number, "protocol": "TCP"})
 }
 
+/// Returns the peer for a range. A single address becomes a range of one address.
 fn ip_block(range: &AddressRange) -> Value {
     let range_text = range.to_string();
     let cidr = match (range_text.contains('/'), range_text.contains(':')) {

@@ -101,8 +101,8 @@ pub async fn remove_objects(
         };
         let result = match api.delete(&name, &parameters).await {
             Ok(()) if must_be_gone(manifest) => {
-                let deleted = wait_until_deleted(&api, &name).await;
-                deleted.map_err(|error| InstallError::from_api_error("get", &object, error))?
+                let wait_result = wait_until_deleted(&api, &name).await;
+                wait_result.map_err(|error| InstallError::from_api_error("get", &object, error))?
             }
             Ok(()) => "removed",
             Err(error) if error.status_code() == Some(NOT_FOUND) => "does not exist",
@@ -128,10 +128,12 @@ pub async fn remove_gateways(
         ("v1", "Service"),
         ("v1", "ServiceAccount"),
     ] {
-        let api = api_for_all(client, &json!({"apiVersion": version, "kind": kind}))?;
+        let api = api_for_all_namespaces(client, &json!({"apiVersion": version, "kind": kind}))?;
         let parameters = ListParams::default().labels(GATEWAY_PART);
-        let objects = api.list(&parameters).await;
-        for object in objects.map_err(|error| InstallError::from_api_error("list", kind, error))? {
+        let list_result = api.list(&parameters).await;
+        let objects =
+            list_result.map_err(|error| InstallError::from_api_error("list", kind, error))?;
+        for object in objects {
             let is_owned = |owner: &OwnerReference| owner.kind == "Gateway";
             if !object.owner_references().iter().any(is_owned) {
                 continue;
@@ -157,12 +159,14 @@ pub async fn remove_secret_permissions(
     // Neither grants permissions without the other, so the order does not matter.
     for kind in ["RoleBinding", "Role"] {
         let kind_reference = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
-        let api = api_for_all(client, &kind_reference)?;
+        let api = api_for_all_namespaces(client, &kind_reference)?;
         let parameters = ListParams::default()
             .labels(&format!("{PART_OF_LABEL}={PART_OF}"))
             .fields(&format!("metadata.name={ACCESS_CERTS_ROLE}"));
-        let objects = api.list(&parameters).await;
-        for object in objects.map_err(|error| InstallError::from_api_error("list", kind, error))? {
+        let list_result = api.list(&parameters).await;
+        let objects =
+            list_result.map_err(|error| InstallError::from_api_error("list", kind, error))?;
+        for object in objects {
             let namespace = object.namespace().unwrap_or_default();
             if retained_namespaces.iter().any(|retained| retained.as_str() == namespace) {
                 continue;
@@ -226,7 +230,7 @@ pub async fn remove_cni(
 fn remaining_agents_error(step: &InstallStep) -> InstallError {
     InstallError::TimedOut {
         operation: "the removal of the agents of nodes",
-        limit: DELETION_POLL_INTERVAL.saturating_mul(MAX_DELETION_POLLS),
+        timeout: DELETION_POLL_INTERVAL.saturating_mul(MAX_DELETION_POLLS),
         state: format!(
             "pods of {} are still terminating, perhaps on a node that is not ready; their account \
              and its permissions are kept: repeat the command when the pods are gone",
@@ -282,7 +286,10 @@ async fn remove_if_installed(
 }
 
 /// Returns an API for the objects of a kind in every namespace.
-fn api_for_all(client: &Client, kind: &Value) -> Result<ObjectApi<DynamicObject>, InstallError> {
+fn api_for_all_namespaces(
+    client: &Client,
+    kind: &Value,
+) -> Result<ObjectApi<DynamicObject>, InstallError> {
     let resource = manifest_resource(kind);
     let api = ObjectApi::for_dynamic_kind(client.clone(), None, &resource);
     api.map_err(|error| InstallError::from_api_error("list", &resource.kind, error))

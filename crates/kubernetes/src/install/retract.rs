@@ -81,8 +81,8 @@ pub async fn wait_for_control_planes(
         .collect();
     let parameters = ListParams::default().labels(&labels.join(","));
     for _ in 0..MAX_POD_POLLS {
-        let control_plane_pods = api.list(&parameters).await;
-        if control_plane_pods
+        let list_result = api.list(&parameters).await;
+        if list_result
             .map_err(|error| InstallError::from_api_error("list", "Pod", error))?
             .items
             .is_empty()
@@ -130,7 +130,7 @@ impl UninstalledPart {
     }
 }
 
-/// The claims to retract.
+/// The claims to retract: that objects are in force, and that gateways have addresses.
 struct StatusClaims {
     uninstalled_part: UninstalledPart,
     /// The transition time of retracted conditions.
@@ -161,10 +161,11 @@ impl Retraction<'_> {
         report: &mut impl FnMut(InstallStep),
     ) -> Result<(), ApiError> {
         let form = StatusForm::for_kind(kind);
-        let DiscoveredKind::Served(served) = find_version(self.client, kind).await? else {
+        let DiscoveredKind::Served(api_and_resource) = find_version(self.client, kind).await?
+        else {
             return Ok(());
         };
-        let (api, resource) = *served;
+        let (api, resource) = *api_and_resource;
         let objects = match api.list(&ListParams::default()).await {
             Ok(objects) => objects,
             // The kind itself is being removed.

@@ -1,4 +1,5 @@
-//! Reads the settings of OSM, osm-edge and FSM that apply to this mesh, and warns about fields that do not.
+//! Reads the settings of foreign meshes (OSM, osm-edge and FSM) that apply to this mesh, and warns about fields that do
+//! not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::{creation_time, field_location};
 use crate::inject::{AddressRange, Exclusions, is_interface};
 
 /// The kinds of other meshes' settings.
-pub(crate) const FOREIGN_CONFIGS: [ServedKind; 2] = [
+pub(crate) const FOREIGN_CONFIG_KINDS: [ServedKind; 2] = [
     ServedKind {
         group: "config.openservicemesh.io",
         kind: "MeshConfig",
@@ -100,7 +101,8 @@ pub(crate) struct ForeignMeshSettings {
     /// The traffic of all pods that bypasses the sidecar.
     pub(crate) exclusions: Exclusions,
     /// The requested certificate of an ingress controller; `None` if the settings request no certificate.
-    pub(crate) ingress_gateway: Option<Result<IngressGateway, InvalidCertificateRequest>>,
+    pub(crate) ingress_gateway:
+        Option<Result<IngressCertificateRequest, InvalidCertificateRequest>>,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
     /// Warnings about unsupported settings.
@@ -117,7 +119,7 @@ impl ForeignMeshSettings {
         let mut reader = ForeignReader { object, warnings: Vec::new() };
         // The schema's default is false for both.
         let is_permissive = reader.is_enabled("/spec/traffic/enablePermissiveTrafficPolicyMode");
-        let egress = reader.is_enabled("/spec/traffic/enableEgress");
+        let allows_egress = reader.is_enabled("/spec/traffic/enableEgress");
         let exclusions = Exclusions {
             outbound_ports: reader.read_ports("outboundPortExclusionList"),
             inbound_ports: reader.read_ports("inboundPortExclusionList"),
@@ -140,7 +142,7 @@ impl ForeignMeshSettings {
         }
         Some(Self {
             default_policy: if is_permissive { DefaultPolicy::Allow } else { DefaultPolicy::Deny },
-            egress: if egress { Egress::Allow } else { Egress::Deny },
+            egress: if allows_egress { Egress::Allow } else { Egress::Deny },
             exclusions,
             ingress_gateway,
             created: creation_time(&object.metadata),
@@ -153,9 +155,9 @@ impl ForeignMeshSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidCertificateRequest;
 
-/// A certificate for an ingress controller, as requested by another mesh's settings.
+/// A request for a certificate of an ingress controller, in another mesh's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct IngressGateway {
+pub(crate) struct IngressCertificateRequest {
     /// The subject names of the certificate.
     pub(crate) names: Vec<Name>,
     /// The lifetime of the certificate.
@@ -207,7 +209,7 @@ impl ForeignReader<'_> {
     /// Reads the certificate request. If a field is invalid, the whole request is invalid, and a warning is added.
     fn read_ingress_gateway(
         &mut self,
-    ) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
+    ) -> Option<Result<IngressCertificateRequest, InvalidCertificateRequest>> {
         let request_field = self.object.data.pointer("/spec/certificate/ingressGateway");
         let request = request_field.filter(|request| enables_feature(request))?;
         let string_at = |pointer: &str| request.pointer(pointer).and_then(Value::as_str);
@@ -240,7 +242,7 @@ impl ForeignReader<'_> {
         let (Some(names), Some(lifetime), Some(secret)) = (names, lifetime, secret) else {
             return Some(Err(InvalidCertificateRequest));
         };
-        Some(Ok(IngressGateway { names, lifetime, secret }))
+        Some(Ok(IngressCertificateRequest { names, lifetime, secret }))
     }
 
     fn read_ports(&mut self, key: &str) -> BTreeSet<u16> {

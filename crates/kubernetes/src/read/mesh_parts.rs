@@ -6,8 +6,8 @@ use serde_json::Value;
 /// Reduces the spec of an object to the parts for the mesh; returns false if no part remains.
 pub(super) fn retain_mesh_parts(group: &str, kind: &str, spec: &mut Value) -> bool {
     match (group, kind) {
-        (GATEWAY, "ReferenceGrant") => retain_mesh_grants(spec),
-        (GATEWAY, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => {
+        (GATEWAY_GROUP, "ReferenceGrant") => retain_mesh_grants(spec),
+        (GATEWAY_GROUP, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => {
             retain_service_parents(spec)
         }
         // All other kinds concern only the mesh.
@@ -17,7 +17,7 @@ pub(super) fn retain_mesh_parts(group: &str, kind: &str, spec: &mut Value) -> bo
 
 /// Returns true if a `parentRef` is a Service; the default is a Gateway.
 pub(crate) fn is_service_parent(parent: &Value) -> bool {
-    let group = parent.get("group").and_then(Value::as_str).unwrap_or(GATEWAY);
+    let group = parent.get("group").and_then(Value::as_str).unwrap_or(GATEWAY_GROUP);
     let kind = parent.get("kind").and_then(Value::as_str).unwrap_or("Gateway");
     matches!(group, "" | "core") && kind == "Service"
 }
@@ -34,7 +34,7 @@ fn retain_mesh_grants(spec: &mut Value) -> bool {
     let has_sources = retain_elements(spec, "from", |from| {
         let (group, kind) = (string_field(from, "group"), string_field(from, "kind"));
         match group.as_deref() {
-            Some(GATEWAY) => {
+            Some(GATEWAY_GROUP) => {
                 let routes = ["HTTPRoute", "GRPCRoute", "TCPRoute", "TLSRoute"];
                 kind.is_some_and(|kind| routes.contains(&kind.as_str()))
             }
@@ -56,7 +56,7 @@ fn retain_elements(spec: &mut Value, key: &str, is_retained: impl Fn(&Value) -> 
     !list.is_empty()
 }
 
-pub(crate) const GATEWAY: &str = "gateway.networking.k8s.io";
+pub(crate) const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
 #[cfg(test)]
 mod tests {
@@ -76,13 +76,13 @@ mod tests {
             (json!([{"name": "edge"}, service]), Some(1)),
         ] {
             let mut spec = json!({"parentRefs": parents});
-            let is_retained = retain_mesh_parts(GATEWAY, "HTTPRoute", &mut spec);
+            let is_retained = retain_mesh_parts(GATEWAY_GROUP, "HTTPRoute", &mut spec);
             assert_eq!(is_retained, retained.is_some(), "{parents}");
             if let Some(retained) = retained {
                 assert_eq!(spec["parentRefs"].as_array().unwrap().len(), retained, "{parents}");
             }
         }
-        assert!(!retain_mesh_parts(GATEWAY, "TLSRoute", &mut json!({})));
+        assert!(!retain_mesh_parts(GATEWAY_GROUP, "TLSRoute", &mut json!({})));
     }
 
     #[test]
@@ -92,16 +92,16 @@ mod tests {
         let service = json!({"group": "", "kind": "Service"});
         let secret = json!({"group": "", "kind": "Secret"});
         for (from, to, is_retained) in [
-            (json!([from(GATEWAY, "HTTPRoute")]), json!([service, secret]), true),
-            (json!([from(GATEWAY, "TLSRoute")]), json!([service]), true),
+            (json!([from(GATEWAY_GROUP, "HTTPRoute")]), json!([service, secret]), true),
+            (json!([from(GATEWAY_GROUP, "TLSRoute")]), json!([service]), true),
             (json!([from("split.smi-spec.io", "TrafficSplit")]), json!([service]), true),
-            (json!([from(GATEWAY, "Gateway")]), json!([secret]), false),
-            (json!([from(GATEWAY, "HTTPRoute")]), json!([secret]), false),
+            (json!([from(GATEWAY_GROUP, "Gateway")]), json!([secret]), false),
+            (json!([from(GATEWAY_GROUP, "HTTPRoute")]), json!([secret]), false),
             (json!([from("other.io", "HTTPRoute")]), json!([service]), false),
         ] {
             let mut spec = json!({"from": from, "to": to});
             assert_eq!(
-                retain_mesh_parts(GATEWAY, "ReferenceGrant", &mut spec),
+                retain_mesh_parts(GATEWAY_GROUP, "ReferenceGrant", &mut spec),
                 is_retained,
                 "{from} {to}"
             );

@@ -6,7 +6,7 @@ use leno_registry::Warning;
 use super::AdmissionReading;
 use super::image::foreign_image_warnings;
 use super::sidecar_settings::SidecarSettings;
-use super::unknown_annotations::unknown_annotations;
+use super::unknown_annotations::unknown_annotation_warnings;
 
 /// The settings of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub fn read_namespace(namespace: &Namespace) -> NamespaceReading {
         admission: AdmissionReading::from_annotations(meta, "Namespace"),
         warnings: [
             foreign_image_warnings(meta, "Namespace"),
-            unknown_annotations(meta, "Namespace"),
+            unknown_annotation_warnings(meta, "Namespace"),
         ]
         .concat(),
         sidecar_settings: SidecarSettings::from_namespace(meta),

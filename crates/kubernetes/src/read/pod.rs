@@ -14,7 +14,7 @@ use leno_registry::{NODE_NETWORK_LABEL, RejectedDocument, Warning};
 
 use super::image::foreign_image_warnings;
 use super::sidecar_settings::SidecarSettings;
-use super::unknown_annotations::unknown_annotations;
+use super::unknown_annotations::unknown_annotation_warnings;
 use super::{
     AdmissionReading, MAX_QUOTED_CHARACTERS, field_location, is_tcp, matches_selector,
     named_protocol,
@@ -142,8 +142,9 @@ fn convert_pod(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<Rejecte
         sidecar: true,
     };
     let node = spec.node_name.clone();
-    let annotation_warnings =
-        foreign_image_warnings(meta, "Pod").into_iter().chain(unknown_annotations(meta, "Pod"));
+    let annotation_warnings = foreign_image_warnings(meta, "Pod")
+        .into_iter()
+        .chain(unknown_annotation_warnings(meta, "Pod"));
     let warnings = weight_warning.into_iter().chain(annotation_warnings).collect();
     let (admission, sidecar_settings) =
         (AdmissionReading::from_annotations(meta, "Pod"), SidecarSettings::from_pod(pod));

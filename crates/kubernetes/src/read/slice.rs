@@ -29,8 +29,8 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     for endpoint in &slice.endpoints {
         let conditions = endpoint.conditions.as_ref();
         // By the API, an absent `ready` means true, and an absent `serving` equals `ready`.
-        let ready = conditions.and_then(|conditions| conditions.ready).unwrap_or(true);
-        let serving = conditions.and_then(|conditions| conditions.serving).unwrap_or(ready);
+        let is_ready = conditions.and_then(|conditions| conditions.ready).unwrap_or(true);
+        let is_serving = conditions.and_then(|conditions| conditions.serving).unwrap_or(is_ready);
         let is_terminating =
             conditions.and_then(|conditions| conditions.terminating).unwrap_or(false);
         // By the API, consumers use the first address.
@@ -58,8 +58,8 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             outbound_listeners: Vec::new(),
             admission: AdmissionSettings::default(),
             weight: Weight::default(),
-            ready,
-            terminating: serving && is_terminating && !ready,
+            ready: is_ready,
+            terminating: is_serving && is_terminating && !is_ready,
             sidecar: false,
         });
     }

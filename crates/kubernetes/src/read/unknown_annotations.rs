@@ -7,7 +7,7 @@ use super::field_location;
 use crate::well_known;
 
 /// Returns the warnings for unknown labels and annotations of a pod or namespace.
-pub(super) fn unknown_annotations(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
+pub(super) fn unknown_annotation_warnings(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let warnings_of = |map_field: &str, keys: Vec<&String>| -> Vec<Warning> {
         let warnings =
             well_known::unknown_annotations(keys.into_iter()).map(|(key, hint)| Warning {
@@ -32,7 +32,7 @@ mod tests {
             let annotations = Some([(key.to_owned(), "x".to_owned())].into());
             let name = Some("shop".to_owned());
             let meta = ObjectMeta { name, annotations, ..ObjectMeta::default() };
-            unknown_annotations(&meta, "Namespace")
+            unknown_annotation_warnings(&meta, "Namespace")
                 .iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>()

@@ -1,5 +1,5 @@
-//! Reads the zone preferences of Services (topology-aware routing), and creates the tag rules that implement
-//! them in sidecars.
+//! Reads the zone preferences of Services (topology-aware routing), and creates the tag rules that implement them in
+//! sidecars. A tag rule selects endpoints by their labels, here by the zone label.
 
 use k8s_openapi::api::core::v1::Service as KubeService;
 use leno_model::{
@@ -55,7 +55,7 @@ pub(crate) fn read_zone_preference(
     }
 }
 
-/// Returns a rule that prefers the client's own zone, equivalent to a user's rule.
+/// Returns a rule that prefers the client's own zone, equivalent to a user's rule; `None` if its name is too long.
 pub(crate) fn preference_rule(
     service: &ServiceName,
     zone_preference: ZonePreference,
@@ -84,7 +84,7 @@ pub(crate) fn preference_rule(
     Some(TagRoute { name, scope: TagScope::Service(service.clone(), None), rules, created })
 }
 
-/// Returns the name of the zone rule of a service.
+/// Returns the name of the zone rule of a service; `None` if the name is too long.
 pub(crate) fn preference_name(service: &ServiceName) -> Option<TagRouteName> {
     let name = Name::new(&format!("{}{RULE_NAME_SUFFIX}", service.name)).ok()?;
     Some(TagRouteName { namespace: service.namespace.clone(), name })
@@ -98,6 +98,7 @@ pub(crate) fn service_of_preference(name: &TagRouteName) -> Option<ServiceName> 
 
 /// The zone label of nodes; workloads inherit it from their node.
 pub(crate) const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// The suffix that distinguishes the names of zone rules from those of services.
 const RULE_NAME_SUFFIX: &str = ".traffic-distribution";
 const DISTRIBUTION_FIELD: &str = "spec.trafficDistribution";
 /// The annotation with the mode of topology-aware routing, and its former name.

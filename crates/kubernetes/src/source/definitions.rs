@@ -12,12 +12,12 @@ use leno_registry::served_kinds;
 use tokio::sync::watch;
 
 use crate::api::ObjectApi;
-use crate::read::FOREIGN_CONFIGS;
+use crate::read::FOREIGN_CONFIG_KINDS;
 
-/// Increases `definition_changes` when a definition in a supported group is added or changed. Without permission to
-/// watch definitions, kinds are only looked up periodically.
-pub(crate) async fn watch_definitions(client: Client, definition_changes: Arc<watch::Sender<u64>>) {
-    let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
+/// Increases the count in `definition_sender` when a definition in a supported group is added or changed. Without
+/// permission to watch definitions, kinds are only looked up periodically.
+pub(crate) async fn watch_definitions(client: Client, definition_sender: Arc<watch::Sender<u64>>) {
+    let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIG_KINDS);
     let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();
     let api: ObjectApi<PartialObjectMeta<CustomResourceDefinition>> =
         ObjectApi::for_all_namespaces(client);
@@ -29,7 +29,7 @@ pub(crate) async fn watch_definitions(client: Client, definition_changes: Arc<wa
                 // The name of a definition is `plural.group`.
                 let name = object.name_any();
                 if name.split_once('.').is_some_and(|(_, group)| groups.contains(&group)) {
-                    definition_changes.send_modify(|count| *count += 1);
+                    definition_sender.send_modify(|count| *count += 1);
                 }
             }
             // The watch of a kind detects the deletion of its definition itself.

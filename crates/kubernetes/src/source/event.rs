@@ -16,7 +16,7 @@ use leno_registry::{RejectedDocument, ServedKind, Warning};
 use super::status_record::StatusRecord;
 use crate::gateway::{self, GATEWAY_KINDS, GatewayInput};
 use crate::read::{
-    AdmissionReading, CustomResource, FOREIGN_CONFIGS, ForeignMeshSettings, MeshPod,
+    AdmissionReading, CustomResource, FOREIGN_CONFIG_KINDS, ForeignMeshSettings, MeshPod,
     NamespaceReading, ServiceReading, ZONE_LABEL, ZonePreference, endpoint_addresses,
     incomplete_grant, pod_addresses, read_custom, read_endpoints, read_namespace, read_pod,
     read_service, read_zone_preference, service_addresses,
@@ -208,7 +208,7 @@ impl ConvertedObject {
             rejected_grant
         } else if GATEWAY_KINDS.contains(&kind) {
             None
-        } else if FOREIGN_CONFIGS.contains(&kind) {
+        } else if FOREIGN_CONFIG_KINDS.contains(&kind) {
             ForeignMeshSettings::read(&object).map(MeshItem::ForeignSettings)
         } else {
             read_custom(kind, &resource.api_version, object).map(MeshItem::Custom)

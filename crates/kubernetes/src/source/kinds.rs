@@ -118,7 +118,9 @@ enum WatchEnd {
 
 /// The result of discovery for a kind.
 pub(crate) enum DiscoveredKind {
+    /// The server has the kind: a client for its objects, and its API resource.
     Served(Box<(ObjectApi<DynamicObject>, ApiResource)>),
+    /// The server has no supported version of the kind.
     NotServed,
 }
 
@@ -223,8 +225,8 @@ impl KindWatch {
         let mut retry_delay = MIN_RETRY_DELAY;
         loop {
             match find_version(&self.client, kind).await {
-                Ok(DiscoveredKind::Served(served)) => {
-                    let (api, resource) = *served;
+                Ok(DiscoveredKind::Served(api_and_resource)) => {
+                    let (api, resource) = *api_and_resource;
                     let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
                     let convert =

@@ -1,5 +1,5 @@
-//! Reads the settings of new sidecars (exclusions and the floor) once, for commands that do not watch the
-//! cluster.
+//! Reads the settings of new sidecars once, for commands that do not watch the cluster: the ports and addresses that
+//! are excluded from redirection, and the floor (`spec.floor` of the MeshConfig), which pods and namespaces cannot relax.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::kinds::{DiscoveredKind, WatchedKind, find_version};
 use super::store::ObjectStore;
 use crate::api::ApiError;
 use crate::inject::Exclusions;
-use crate::read::FOREIGN_CONFIGS;
+use crate::read::FOREIGN_CONFIG_KINDS;
 
-/// Returns the settings that a control plane applies to every new sidecar: the exclusions of other meshes in
-/// these namespaces, and the floor of the `MeshConfig`.
+/// Returns the settings that a control plane applies to every new sidecar: the exclusions in the settings of other
+/// meshes in these namespaces (none if there are no namespaces), and the floor of Leno's `MeshConfig`.
 ///
 /// # Errors
 /// When the API server does not respond, or forbids listing a kind that it has.
@@ -25,13 +25,17 @@ pub async fn read_sidecar_settings(
     client: &Client,
     namespaces: BTreeSet<Name>,
 ) -> Result<(Exclusions, SecurityFloor), ApiError> {
+    // Of Leno's kinds, only the MeshConfig has such settings.
     let own_kinds = served_kinds().into_iter().filter(|kind| kind.kind == "MeshConfig");
-    let kinds: Vec<_> = own_kinds.chain(FOREIGN_CONFIGS).collect();
+    let kinds: Vec<_> = own_kinds.chain(FOREIGN_CONFIG_KINDS).collect();
     let mut store = ObjectStore::new(kinds.iter().copied().map(WatchedKind::Custom).collect());
     store.set_settings_namespaces(namespaces);
     for (index, kind) in kinds.into_iter().enumerate() {
-        let DiscoveredKind::Served(served) = find_version(client, kind).await? else { continue };
-        let (api, resource) = *served;
+        // Most clusters do not have the kinds of other meshes.
+        let DiscoveredKind::Served(api_and_resource) = find_version(client, kind).await? else {
+            continue;
+        };
+        let (api, resource) = *api_and_resource;
         let resource = Arc::new(resource);
         for object in api.list(&ListParams::default()).await? {
             store.apply_event(
@@ -42,7 +46,7 @@ pub async fn read_sidecar_settings(
             );
         }
     }
-    Ok((store.mesh_exclusions(), store.injection_floor()))
+    Ok((store.mesh_exclusions(), store.mesh_floor()))
 }
 
 #[cfg(test)]

@@ -294,7 +294,7 @@ impl ObjectStore {
     fn apply_pod(&mut self, origin: &ObjectOrigin, pod: Result<MeshPod, Box<RejectedDocument>>) {
         let MeshPod { mut workload, admission, node, warnings, sidecar_settings } = match pod {
             Ok(mesh_pod) => mesh_pod,
-            Err(invalid) => return self.add_diagnostics(origin, vec![*invalid], Vec::new()),
+            Err(rejected) => return self.add_diagnostics(origin, vec![*rejected], Vec::new()),
         };
         self.add_diagnostics(origin, Vec::new(), warnings);
         let existing_pod = self.workloads.get(&workload.name);
@@ -563,10 +563,10 @@ impl ObjectStore {
         }
         rejected.extend(self.custom_resources.list_duplicates());
         warnings.extend(self.default_policy_warnings());
-        warnings.extend(self.all_overridden_warnings());
+        warnings.extend(self.all_foreign_settings_warnings());
         warnings.extend(self.all_floor_warnings());
-        rejected.extend(self.forbidden_images());
-        warnings.extend(self.excluded_warnings());
+        rejected.extend(self.forbidden_image_rejections());
+        warnings.extend(self.excluded_address_warnings());
         warnings.extend_from_slice(&self.unwritten_statuses);
         for kind_state in &self.kinds {
             let Some(reason) = &kind_state.forbidden else { continue };

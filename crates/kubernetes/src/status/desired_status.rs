@@ -23,11 +23,11 @@ pub struct DesiredStatus {
     pub(crate) content: StatusContent,
     /// The reason for rejection, if the object is rejected.
     pub(crate) rejection: Option<String>,
-    /// A warning about unsupported fields, if any.
+    /// The warnings about the object, such as unsupported fields, one per line; `None` without warnings.
     pub(crate) diagnostic: Option<String>,
     /// A description of the object that takes precedence, for kinds without a status.
     pub(crate) conflict: Option<String>,
-    /// A missing object to which the object refers, for kinds without a status.
+    /// A description of the missing object to which the object refers, for kinds without a status.
     pub(crate) missing_reference: Option<String>,
 }
 
@@ -202,7 +202,8 @@ impl DesiredStatus {
         })
     }
 
-    /// Returns the entries of other controllers unchanged, followed by those of this mesh.
+    /// Returns the entries of other controllers unchanged, and those of this mesh. Existing entries keep their order, and
+    /// new ones follow. Entries above the limit of the schema are dropped.
     fn parent_statuses(&self, own_parents: &[RouteParentStatus], now: &Value) -> Vec<Value> {
         let current_entries = self.current_status.as_array().map(Vec::as_slice).unwrap_or_default();
         let mut entries: Vec<Value> =
@@ -212,10 +213,9 @@ impl DesiredStatus {
                 entry.get("parentRef") == Some(parent)
                     && entry.get("controllerName").is_some_and(|name| name == controller)
             };
-            let current_conditions = current_entries.iter().find(is_same_parent_status);
-            let current_conditions = current_conditions
-                .and_then(|entry| entry.get("conditions"))
-                .unwrap_or(&Value::Null);
+            let current_entry = current_entries.iter().find(is_same_parent_status);
+            let current_conditions =
+                current_entry.and_then(|entry| entry.get("conditions")).unwrap_or(&Value::Null);
             entries.push(json!({
                 "parentRef": parent,
                 "controllerName": controller,
@@ -263,7 +263,8 @@ impl fmt::Display for StatusTarget {
     }
 }
 
-/// Merges Leno's conditions into the current ones. Conditions of other types stay unchanged.
+/// Merges Leno's conditions into the current ones. Conditions of other types stay unchanged, unless the limit of the
+/// schema is exceeded.
 fn merge_conditions(
     own_conditions: &[StatusCondition],
     generation: i64,

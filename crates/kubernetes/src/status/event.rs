@@ -88,7 +88,7 @@ fn event_name(object: &ObjectReference, reason: &str, note: &str) -> String {
     )
 }
 
-/// Creates a warning event about `object`, reported by `instance`.
+/// Creates a warning event about `object`, reported by `instance`. `action` is the action that failed, such as `Read`.
 fn warning_event(
     instance: &str,
     object: &ObjectReference,

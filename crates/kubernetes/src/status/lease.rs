@@ -1,5 +1,5 @@
-//! Elects the leader by a Kubernetes Lease: its holder writes statuses, the objects of gateways, and
-//! certificate Secrets.
+//! Elects the leader of the control planes, which is the holder of a Kubernetes Lease: it writes statuses, the objects
+//! of gateways, and certificate Secrets.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -60,12 +60,12 @@ async fn run_election(
             Ok(_) = shutdown.wait_for(|shutdown| *shutdown) => break,
         }
         // A leader that cannot renew the Lease in time must stop writing before another control plane may start.
-        let result = timeout(RENEWAL_INTERVAL, candidate.try_acquire(&api)).await;
+        let acquire_result = timeout(RENEWAL_INTERVAL, candidate.try_acquire(&api)).await;
         let now = Instant::now();
-        if let Ok(Err(error)) = &result {
+        if let Ok(Err(error)) = &acquire_result {
             tracing::debug!(%error, "cannot renew the lease");
         }
-        let is_holder = match result {
+        let is_holder = match acquire_result {
             Ok(Ok(is_holder)) => is_holder,
             Ok(Err(_)) | Err(_) => candidate
                 .renewal_time

@@ -76,14 +76,14 @@ impl WebhookAuthority {
     }
 
     fn not_after(&self) -> Result<SystemTime, WebhookAuthorityError> {
-        let parsed_der = CertificateDer::from_pem_slice(self.certificates.as_bytes());
+        let der_result = CertificateDer::from_pem_slice(self.certificates.as_bytes());
         let der =
-            parsed_der.map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
-        let parsed = x509_parser::parse_x509_certificate(&der);
-        let (_, parsed) = parsed
+            der_result.map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
+        let parse_result = x509_parser::parse_x509_certificate(&der);
+        let (_, certificate) = parse_result
             .map_err(|_| WebhookAuthorityError::Unreadable("the certificate is malformed"))?;
         // A time before 1970 counts as expired.
-        let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
+        let seconds = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
         Ok(UNIX_EPOCH + Duration::from_secs(seconds))
     }
 

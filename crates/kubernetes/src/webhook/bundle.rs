@@ -25,7 +25,8 @@ pub enum TrustState {
     Absent,
 }
 
-/// Writes `certificates` as the CA bundle of the configuration.
+/// Writes `certificates` as the CA bundle of the configuration. Returns `Absent` without a configuration, otherwise
+/// `Trusted`.
 pub(super) async fn publish_bundle(
     client: &Client,
     certificates: &str,

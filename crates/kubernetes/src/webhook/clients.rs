@@ -69,10 +69,10 @@ impl ClientAuthorities {
                 return false;
             }
         };
-        let verifier = build_verifier(&self.path, &content);
+        let verifier_result = build_verifier(&self.path, &content);
         // Invalid content is kept as well, so that its error is reported once.
         self.content = content;
-        match verifier {
+        match verifier_result {
             Ok(verifier) => {
                 tracing::info!(path = %self.path.display(), "the webhook verifies clients with new CA certificates");
                 self.verifier = verifier;
@@ -119,8 +119,8 @@ fn build_verifier(
         roots.add(der).map_err(|error| invalid(with_causes(&error)))?;
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
-    verifier.map_err(|_| invalid("it has no certificate".to_owned()))
+    let build_result = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
+    build_result.map_err(|_| invalid("it has no certificate".to_owned()))
 }
 
 /// The maximum size of the file: enough for hundreds of certificates.

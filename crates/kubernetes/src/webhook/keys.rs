@@ -72,10 +72,10 @@ pub(super) async fn renew_certificates(
             // The new CA certificates apply immediately, even if the API server does not respond.
             let verifier = client_authorities.as_ref().map(ClientAuthorities::verifier);
             let now = SystemTime::now();
-            let config = current_authority
+            let config_result = current_authority
                 .as_ref()
                 .map(|(authority, _)| authority.server_config(dns_names.clone(), verifier, now));
-            match config {
+            match config_result {
                 Some(Ok(config)) => drop(tls_config_sender.send_replace(Some(Arc::new(config)))),
                 // The next attempt creates the configuration.
                 Some(Err(_)) | None => current_authority = None,

@@ -44,7 +44,7 @@ pub(super) struct WebhookState {
 pub(super) async fn serve_connections(
     listener: TcpListener,
     client: Client,
-    tls_configs: watch::Receiver<Option<Arc<ServerConfig>>>,
+    tls_config_receiver: watch::Receiver<Option<Arc<ServerConfig>>>,
     settings: watch::Receiver<InjectionSettings>,
     shutdown: StopSignal,
     mut accept_end: StopSignal,
@@ -57,13 +57,13 @@ pub(super) async fn serve_connections(
     let mut connections = JoinSet::new();
     loop {
         let has_capacity = connections.len() < MAX_CONNECTIONS;
-        let connection = tokio::select! {
+        let accepted_connection = tokio::select! {
             Some(_) = connections.join_next() => continue,
-            connection = listener.next_until(accept_end.wait_requested()), if has_capacity => connection,
+            accepted = listener.next_until(accept_end.wait_requested()), if has_capacity => accepted,
         };
-        let Some((stream, peer)) = connection else { break };
+        let Some((stream, peer)) = accepted_connection else { break };
         // The caller has waited for the first configuration.
-        let Some(tls_config) = tls_configs.borrow().clone() else { continue };
+        let Some(tls_config) = tls_config_receiver.borrow().clone() else { continue };
         let source = ConnectionSource::from(peer);
         let pending_connection = admission.admit(source);
         let state = Arc::clone(&state);
@@ -95,11 +95,11 @@ async fn serve_webhook_connection(
     accept_end: StopSignal,
 ) {
     let mut shutdown_deadline = accept_end.clone();
-    let handshake = tokio::select! {
-        handshake = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &pending_connection, tls_config)) => handshake,
+    let handshake_result = tokio::select! {
+        result = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &pending_connection, tls_config)) => result,
         () = shutdown_deadline.wait_for_last_request() => return,
     };
-    let stream = match handshake {
+    let stream = match handshake_result {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake with the webhook failed"),
         Err(_) => return,

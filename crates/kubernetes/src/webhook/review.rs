@@ -82,7 +82,7 @@ impl AdmissionRequest {
                     let suppressed = line.suppressed;
                     tracing::info!(
                         namespace = namespace.name,
-                        pod = self.name(),
+                        pod = self.pod_name(),
                         suppressed,
                         "sidecar injected"
                     );
@@ -106,7 +106,7 @@ impl AdmissionRequest {
             Ok(InjectionOutcome::Skipped(skip_reason)) => {
                 tracing::debug!(
                     namespace = namespace.name,
-                    pod = self.name(),
+                    pod = self.pod_name(),
                     reason = %skip_reason,
                     "no sidecar injected"
                 );
@@ -121,14 +121,14 @@ impl AdmissionRequest {
         wrap_response(json!({"uid": self.uid, "allowed": true}))
     }
 
-    /// Rejects the object.
+    /// Rejects the pod, with the same reason for the log and for the client.
     pub(super) fn reject_pod(&self, code: u16, reason: &str) -> Value {
         self.reject_with_message(code, reason, reason)
     }
 
-    /// Rejects the object for a confidential reason: `reason` goes to the log, and `message` to the client.
+    /// Rejects the pod for a confidential reason: `reason` goes to the log, and `message` to the client.
     pub(super) fn reject_with_message(&self, code: u16, message: &str, reason: &str) -> Value {
-        let pod = self.name();
+        let pod = self.pod_name();
         let namespace = self.namespace.as_deref().unwrap_or_default();
         if let Some(line) = self.permit_log_line() {
             let (reason, suppressed) = (truncate_bytes(reason, MAX_REASON_BYTES), line.suppressed);
@@ -146,7 +146,7 @@ impl AdmissionRequest {
     }
 
     /// Returns the name or `generateName` of the pod.
-    fn name(&self) -> &str {
+    fn pod_name(&self) -> &str {
         let metadata = &self.object["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty());
         let name = name.or(metadata["generateName"].as_str()).unwrap_or_default();

@@ -48,7 +48,7 @@ async fn a_connection_that_does_not_wait_for_its_peer_is_not_evicted() {
     busy.mark_waiting();
     busy.mark_served();
     complete.mark_waiting();
-    complete.mark_complete();
+    complete.mark_established();
     for _ in 0..10 {
         let other = admission.admit(loopback_address());
         other.mark_waiting();

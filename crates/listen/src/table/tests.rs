@@ -28,7 +28,7 @@ fn the_oldest_connection_of_a_source_is_evicted_for_its_next_one() {
     assert_eq!(evicted, Some(first[0]));
     assert_eq!(table.connection_state(first[0]), Some(PendingState::Evicted));
     // A connection with progress is not evicted, and counts as new in its next phase.
-    table.record_phase(first[1], PeerPhase::Ended);
+    table.record_peer_progress(first[1], PeerProgress::Complete);
     table.start_waiting(first[1]);
     assert_eq!(add_waiting(&mut table, 1).1, Some(first[2]));
 }
@@ -38,7 +38,7 @@ fn a_client_that_sends_single_bytes_keeps_its_age() {
     let mut table = PendingTable::new(LIMITS);
     let (slow, _) = add_waiting(&mut table, 1);
     let others = [add_waiting(&mut table, 1).0, add_waiting(&mut table, 1).0];
-    table.record_phase(slow, PeerPhase::Continues);
+    table.record_peer_progress(slow, PeerProgress::Partial);
     assert_eq!(table.start_waiting(slow), None);
     assert_eq!(add_waiting(&mut table, 1).1, Some(slow));
     assert_eq!(table.connection_state(others[0]), Some(PendingState::Waiting));
@@ -68,8 +68,8 @@ fn turns_rotate_among_sources_and_the_newest_is_first() {
     let running = [admit_queued(&mut table, 1), admit_queued(&mut table, 1)];
     let many = [admit_queued(&mut table, 1), admit_queued(&mut table, 1)];
     let other = admit_queued(&mut table, 2);
-    assert_eq!(table.record_phase(running[0], PeerPhase::Continues), Some(many[1]));
-    assert_eq!(table.record_phase(running[1], PeerPhase::Ended), Some(other));
+    assert_eq!(table.record_peer_progress(running[0], PeerProgress::Partial), Some(many[1]));
+    assert_eq!(table.record_peer_progress(running[1], PeerProgress::Complete), Some(other));
     assert_eq!(table.remove(many[1]), Some(many[0]), "the turn of a closed connection passes on");
     assert_eq!(table.remove(other), None);
 }
@@ -167,7 +167,7 @@ proptest! {
                 }
                 Step::Serve(index, has_ended) => {
                     let Some(id) = id_at(index) else { continue };
-                    table.record_phase(id, if has_ended { PeerPhase::Ended } else { PeerPhase::Continues });
+                    table.record_peer_progress(id, if has_ended { PeerProgress::Complete } else { PeerProgress::Partial });
                 }
                 Step::Queue(index) => {
                     let Some(id) = id_at(index) else { continue };

@@ -16,9 +16,11 @@ pub(super) struct ReceivedResponse {
 #[derive(Debug, Default)]
 pub(super) struct ResponseReader {
     request_kind: RequestKind,
-    /// The number of preceding interim responses.
+    /// The number of interim responses (1xx) before the final one.
     interim_count: u32,
+    /// The final response; `None` until its head is complete.
     received_response: Option<ReceivedResponse>,
+    /// The decoder of the final response's body; `None` until the head is complete.
     body_decoder: Option<BodyDecoder>,
     /// Bytes that could not be parsed yet. Bounded, since the parsers bound heads and framing.
     unparsed_bytes: Vec<u8>,

@@ -45,7 +45,8 @@ impl Http2Request {
     }
 }
 
-/// Returns the status of a call: from the trailers, or from the head of a trailers-only response.
+/// Returns the gRPC status of a call: from the trailers, or from the head of a trailers-only response. A call with status
+/// OK must have exactly one complete message.
 async fn read_grpc_status(
     body: &mut RecvStream,
     head: &HeaderMap,

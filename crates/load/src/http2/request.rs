@@ -74,7 +74,7 @@ fn request_headers(
     let mut headers = HeaderMap::new();
     for (name, value) in &target.headers {
         let name: HeaderName = name.parse().ok()?;
-        if name == HOST || name == CONTENT_LENGTH || CONNECTION_FIELDS.contains(&name.as_str()) {
+        if name == HOST || name == CONTENT_LENGTH || CONNECTION_HEADERS.contains(&name.as_str()) {
             return None;
         }
         headers.append(name, HeaderValue::from_str(value).ok()?);
@@ -112,7 +112,7 @@ fn frame_message(message: &[u8]) -> Option<Bytes> {
 pub(super) const GRPC_PREFIX_BYTES: usize = 5;
 
 /// Connection-specific headers are not allowed in HTTP/2 (RFC 9113 section 8.2.2).
-const CONNECTION_FIELDS: [&str; 5] =
+const CONNECTION_HEADERS: [&str; 5] =
     ["connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"];
 
 #[cfg(test)]

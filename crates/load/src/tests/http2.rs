@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_local;
 
-use super::{drive_plan, ms, run};
+use super::{drive_plan, ms, run_test};
 use crate::{
     ConnectionReuse, ErrorKind, LoadModel, LoadPlan, LoadProtocol, LoadReport, LoadTarget,
     TargetReport,
@@ -20,7 +20,7 @@ use crate::{
 
 #[test]
 fn streams_share_the_connections_of_a_run() {
-    run(async {
+    run_test(async {
         let server = Http2Server::start(ServerAction::Respond).await;
         let target = LoadTarget { body: vec![b'x'; 10_000], ..server.target() };
         let plan = LoadPlan {
@@ -40,7 +40,7 @@ fn streams_share_the_connections_of_a_run() {
 
 #[test]
 fn fresh_connections_carry_one_request_each() {
-    run(async {
+    run_test(async {
         let server = Http2Server::start(ServerAction::Respond).await;
         let plan = LoadPlan { reuse: ConnectionReuse::Fresh, ..http2_plan(server.target()) };
         let report = drive_plan(plan).await;
@@ -51,7 +51,7 @@ fn fresh_connections_carry_one_request_each() {
 
 #[test]
 fn a_connection_closed_by_goaway_is_replaced_without_an_error() {
-    run(async {
+    run_test(async {
         let server = Http2Server::start(ServerAction::RespondAndGoAway).await;
         // The rate is low enough that the client notices the GOAWAY before the next request.
         let load_model = LoadModel::Open { rate: 20, connections: 1 };
@@ -72,7 +72,7 @@ fn every_error_is_counted_under_its_kind() {
         (ServerAction::CloseMidResponse, "closed"),
         (ServerAction::RespondInHttp1, "malformed"),
     ] {
-        run(async move {
+        run_test(async move {
             let server = Http2Server::start(action).await;
             // Only the timeout case may time out.
             let timeout = if kind == "timeout" { ms(50) } else { ms(10_000) };
@@ -90,7 +90,7 @@ fn every_error_is_counted_under_its_kind() {
 
 #[test]
 fn a_closed_port_is_a_connect_error() {
-    run(async {
+    run_test(async {
         let server = Http2Server::start(ServerAction::Respond).await;
         let unused_socket = tokio::net::TcpSocket::new_v4().unwrap();
         unused_socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -118,7 +118,7 @@ fn calls_succeed_or_fail_by_their_grpc_status() {
         (ServerAction::Call { message: OK, status: Some("x") }, Some("malformed")),
         (ServerAction::Status(502), Some("status-502")),
     ] {
-        run(async move {
+        run_test(async move {
             let server = Http2Server::start(action).await;
             let target = LoadTarget { body: b"hi".to_vec(), ..server.target() };
             let plan =

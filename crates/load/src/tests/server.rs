@@ -38,10 +38,12 @@ pub(super) struct ScriptedServer {
     pub(super) address: SocketAddr,
     /// The heads of all requests so far.
     pub(super) requests: Rc<RefCell<Vec<String>>>,
+    /// The number of accepted connections.
     pub(super) connections: Rc<Cell<usize>>,
 }
 
 impl ScriptedServer {
+    /// Starts a server that responds to the request with index `n`, from 0, with `respond(n)`.
     pub(super) async fn start(respond: impl Fn(usize) -> ScriptedResponse + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -105,6 +107,7 @@ async fn serve_connection(
     }
 }
 
+/// The duration of a stall.
 pub(super) const STALL: Duration = Duration::from_millis(200);
 
 pub(super) const OK_TEXT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";

@@ -30,7 +30,8 @@ impl TimeRange {
     }
 }
 
-/// Export requests with all metrics, filled one after the other up to a size limit.
+/// Export requests with all metrics, filled one after the other up to a size limit. A point is one value of a metric,
+/// with its labels.
 #[derive(Debug)]
 pub struct MetricRequests {
     resource: OtlpResource,
@@ -48,7 +49,7 @@ pub struct MetricRequests {
     point_count: u64,
     /// The approximate size of the current request in bytes.
     request_bytes: usize,
-    /// The current metric; `None` before the first one.
+    /// The family of the current metric: its name, type and help text; `None` before the first one.
     current_family: Option<&'static MetricFamily>,
     /// The points of the current metric, unless it is a histogram.
     number_points: Vec<NumberPoint>,

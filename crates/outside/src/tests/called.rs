@@ -53,7 +53,7 @@ fn a_response_that_arrives_with_the_end_of_its_connection_counts() {
     run(async {
         let settings = http2_frame(SETTINGS, 0, 0, &[]);
         let response_headers = http2_frame(HEADERS, END_HEADERS, 1, &[0x88]);
-        let data = http2_frame(DATA, 0, 1, &message::add_frame(&[]));
+        let data = http2_frame(DATA, 0, 1, &message::add_prefix(&[]));
         let status = b"\x00\x0bgrpc-status\x010";
         let trailers = http2_frame(HEADERS, END_HEADERS | END_STREAM, 1, status);
         let goaway = http2_frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);

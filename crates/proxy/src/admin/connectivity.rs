@@ -60,7 +60,7 @@ async fn check_endpoints(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Ve
             let Admin { config, config_store, metrics, .. } = &*admin;
             // Uses its own TLS configurations: a resumed session would not verify the current certificates.
             let tls = TlsConfigs::default();
-            let started = Instant::now();
+            let start_time = Instant::now();
             let outcome =
                 check_endpoint(&endpoint, &TlsContext { config, config_store, tls: &tls, metrics })
                     .await;
@@ -69,7 +69,7 @@ async fn check_endpoints(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Ve
                 "port": endpoint.id.port,
                 "address": endpoint.address.to_string(),
                 "reason": outcome.err().map(Reason::label),
-                "duration_ms": started.elapsed().as_secs_f64() * 1e3,
+                "duration_ms": start_time.elapsed().as_secs_f64() * 1e3,
             });
             // The fixed width sorts ports as numbers.
             (format!("{} {:05}", endpoint.id.workload, endpoint.id.port), result)

@@ -85,7 +85,7 @@ pub(super) fn current_config(admin: &Admin) -> Value {
     })
 }
 
-/// Returns the address entries of the destinations that the application connected to.
+/// Returns the address entries of the destinations that the application connected to: descriptions by address.
 fn address_entries(snapshot: &Snapshot) -> BTreeMap<String, String> {
     let describe = |entry: &AddressEntry| match entry {
         AddressEntry::External => "outside".to_owned(),
@@ -279,7 +279,7 @@ fn render_service(service: &ServiceConfig) -> Value {
     json!({ "name": service.name.to_string(), "client_access": format!("{:?}", service.client_authorization), "ports": ports })
 }
 
-/// Returns the ID and the service of each active tap.
+/// Returns the ID and the service of each active tap, which streams live requests to an operator (`leno tap`).
 fn active_taps(admin: &Admin) -> Vec<Value> {
     let settings = admin.config_store.observability.active_settings();
     let taps = settings.iter().flat_map(|settings| settings.taps()).map(|tap| tap.matcher.tap());

@@ -44,8 +44,8 @@ pub(crate) struct ConnectionPeers<'a> {
     pub(crate) service: Option<&'a ServiceName>,
 }
 
-/// Builds the message of a check request. `edits`: the header changes of earlier checks. `excerpt`: the beginning
-/// of the body, if the rule sends it.
+/// Builds the message of a check request. `view`: the attributes of `request` that rules match. `edits`: the header
+/// changes of earlier checks. `excerpt`: the beginning of the body, if the rule sends it.
 pub(crate) fn build_request(
     rule: &CompiledAuthorization,
     request: &Request<'_>,

@@ -162,7 +162,7 @@ fn time_until_reset(status: &DescriptorStatus) -> Option<Duration> {
 }
 
 /// Returns the length of a unit in seconds, by its number in `RateLimitResponse.RateLimit.Unit`; `None` if the unit is
-/// unknown.
+/// unknown. A month counts as 30 days, a year as 365 days.
 fn unit_seconds(unit: i32) -> Option<u64> {
     const DAY: u64 = 24 * 3600;
     let (_, seconds) =

@@ -82,7 +82,7 @@ impl RecordingService {
                                 .body(())
                                 .unwrap();
                             let mut stream = respond.send_response(head, false).unwrap();
-                            stream.send_data(message::add_frame(&response), false).unwrap();
+                            stream.send_data(message::add_prefix(&response), false).unwrap();
                             let mut trailers = http::HeaderMap::new();
                             trailers.insert("grpc-status", "0".parse().unwrap());
                             stream.send_trailers(trailers).unwrap();

@@ -17,8 +17,9 @@ use crate::io::Io;
 use crate::session::{ListenerKind, Session};
 use crate::worker::Worker;
 
-/// Determines the protocol of a connection to a service that declares the protocol `declared`. Returns `None`
-/// if the client sends no byte within `idle_timeout`, or before a draining proxy stops waiting for requests.
+/// Determines the protocol of a connection to a service that declares the protocol `declared`. `early_bytes`: the
+/// bytes that were already read, to which this function appends. Returns `None` if the client sends no byte within
+/// `idle_timeout`, or before a draining proxy stops waiting for requests.
 pub(crate) async fn detect_protocol(
     worker: &Worker,
     declared: Protocol,

@@ -47,8 +47,8 @@ pub(super) fn peer_address(trace_entry: &TraceEntry) -> Option<SocketAddr> {
 /// Returns the attributes of a span, with the names of the OpenTelemetry semantic conventions if they define
 /// one. Empty texts are omitted. Headers, bodies and the query are never included.
 pub(crate) fn span_attributes(trace_entry: &TraceEntry) -> Vec<(&'static str, AttributeValue)> {
-    let text = |text: &str| (!text.is_empty()).then(|| AttributeValue::Text(text.to_owned()));
-    let number = |number: u64| Some(AttributeValue::Int(i64::try_from(number).unwrap_or(i64::MAX)));
+    let text = |value: &str| (!value.is_empty()).then(|| AttributeValue::Text(value.to_owned()));
+    let number = |value: u64| Some(AttributeValue::Int(i64::try_from(value).unwrap_or(i64::MAX)));
     let optional_text = |value: Option<String>| value.map(AttributeValue::Text);
     let labels = &trace_entry.labels;
     let has_standard_method = is_standard_method(&trace_entry.method);

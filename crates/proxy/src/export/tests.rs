@@ -32,7 +32,7 @@ fn trace_entry(
     let parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     carrier.record_header(b"traceparent", parent);
     Arc::new(TraceEntry {
-        ended: SystemTime::UNIX_EPOCH + Duration::from_secs(1000),
+        ended_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1000),
         labels: RequestLabels {
             direction,
             service: "bookinfo/ratings".to_owned(),

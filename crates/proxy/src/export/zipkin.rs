@@ -24,7 +24,7 @@ pub(super) fn encode_spans(
 /// Builds the Zipkin span of an entry; `None` if the entry has no span.
 fn build_span(resource_identity: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Json> {
     let context = trace_entry.span?;
-    let started = trace_entry.started_at().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let start_since_epoch = trace_entry.started_at().duration_since(UNIX_EPOCH).unwrap_or_default();
     let attribute_tags =
         span_attributes(trace_entry).into_iter().map(|(name, value)| match value {
             AttributeValue::Text(text) => (name.to_owned(), text.into()),
@@ -42,7 +42,7 @@ fn build_span(resource_identity: &ResourceIdentity, trace_entry: &TraceEntry) ->
         "id": context.id.to_string(),
         "kind": if is_inbound(trace_entry) { "SERVER" } else { "CLIENT" },
         "name": span_name(trace_entry),
-        "timestamp": u64::try_from(started.as_micros()).unwrap_or(u64::MAX),
+        "timestamp": u64::try_from(start_since_epoch.as_micros()).unwrap_or(u64::MAX),
         // Zipkin does not accept a duration of zero.
         "duration": u64::try_from(trace_entry.outcome.duration.as_micros()).unwrap_or(u64::MAX).max(1),
         "localEndpoint": { "serviceName": format!("{}.{}", resource_identity.service, resource_identity.namespace) },

@@ -82,6 +82,7 @@ pub(crate) enum ForwardError {
 }
 
 impl<'a> BodySource<'a> {
+    /// Returns the body of this length that follows a head on an HTTP/1.1 connection.
     pub(crate) fn from_http1(reader: &'a mut MessageReader, length: BodyLength) -> Self {
         match length {
             BodyLength::Empty | BodyLength::ContentLength(0) => Self::Empty,
@@ -425,11 +426,12 @@ async fn send_all_data(
     }
 }
 
-/// Byte counters of a body, and a filter of its trailer section.
+/// Counts the bytes of a body, records the gRPC status in its trailer section, and filters that section.
 #[derive(Clone, Copy)]
 pub(crate) struct BodyRecorder<'a> {
+    /// The number of data bytes so far.
     pub(crate) bytes: &'a Cell<u64>,
-    /// The gRPC call to which the body responds.
+    /// The gRPC call to which the body responds; `None` for other bodies.
     pub(crate) call: Option<GrpcCall<'a>>,
     /// Returns the permitted fields of a trailer section, or `None` if no field is permitted. Without a
     /// filter all trailers are permitted.

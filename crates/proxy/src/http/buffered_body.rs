@@ -26,6 +26,7 @@ pub(crate) struct BufferedPrefix {
     trailers: Option<Bytes>,
     /// True if the body was read to its end.
     is_whole: bool,
+    /// The reserved memory for the data and the trailer section.
     reservation: BufferReservation,
 }
 

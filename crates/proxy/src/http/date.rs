@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 pub(crate) type DateText = [u8; DATE_BYTES];
 
 /// Returns the `Date` to add to a final response (RFC 9110 §6.6.1); `None` if the response has a `Date`, and
-/// for interim responses.
+/// for interim responses. `bytes`: the bytes from which `head` was parsed.
 pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<DateText> {
     (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(current_date)
 }

@@ -328,7 +328,7 @@ async fn run_directions(
         ResponseFilter::for_attempt(rules, worker, request, retry_buffer, withheld, retry_limits);
     let (started, is_grpc_call) =
         (exchange.response_started, is_grpc_call(request, responder, &sink));
-    let (body_state, io) = (Cell::new(initial_state), responder.client_connection());
+    let (body_state, client_io) = (Cell::new(initial_state), responder.client_connection());
     // The client's direction: the body of the request, or the data after an upgrade.
     let mut send_body = pin!(async {
         *body_taken = !body.is_empty();
@@ -384,7 +384,7 @@ async fn run_directions(
             cx.waker().wake_by_ref();
         }
         let is_canceled = body_state.get().is_canceled_by_disconnect(request.is_upgrade);
-        poll_client_gone(io.as_ref().filter(|_| is_canceled), cx)
+        poll_client_gone(client_io.as_ref().filter(|_| is_canceled), cx)
     })
     .await?;
     Ok(is_reusable

@@ -40,7 +40,7 @@ impl GrpcCall<'_> {
         }
     }
 
-    /// Ends the response. If the trailers contained no status, the status of the head is recorded.
+    /// Records the end of the response. If its trailers contained no status, records the status of its head.
     pub(crate) fn finish_response(self, bytes: &[u8], head: &ResponseHead) {
         if self.0.get().is_none() {
             let reported_status = head.find(bytes, STATUS_FIELD).next();

@@ -76,12 +76,12 @@ impl MessageReader {
         }
     }
 
-    /// Reads more bytes. Returns 0 at the end.
+    /// Reads more bytes, and returns their number: 0 at the end of the connection's input.
     pub(crate) async fn read_more(&mut self) -> io::Result<usize> {
         poll_fn(|cx| self.poll_more(cx)).await
     }
 
-    /// Reads more bytes if some are available. Returns 0 at the end.
+    /// Reads more bytes if some are available, and returns their number: 0 at the end of the connection's input.
     pub(crate) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.io.poll_read(cx, &mut self.buffer)
     }

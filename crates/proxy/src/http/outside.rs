@@ -126,7 +126,7 @@ async fn classify_address(
 }
 
 /// True if the sidecar knows a service of the namespace: an unknown name in that namespace can only be a
-/// mistake.
+/// mistake. Also true without a configuration.
 #[cold]
 fn knows_namespace(session: &Session, namespace: &Name) -> bool {
     let Some(config) = session.worker.config_store.current_config() else { return true };

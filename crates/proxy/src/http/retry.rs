@@ -163,7 +163,7 @@ impl<'a> ResponseFilter<'a> {
             waited: Duration::ZERO,
         };
         let withholds =
-            retry::retry_by_rule(retry_rule, AttemptFailure::Response(status), &attempt)
+            retry::may_retry_by_rule(retry_rule, AttemptFailure::Response(status), &attempt)
                 && retry_slot.try_acquire(cluster)
                 && charge_retry(self.worker, service);
         if !withholds {
@@ -180,7 +180,7 @@ impl<'a> ResponseFilter<'a> {
 pub(crate) fn charge_retry(worker: &Worker, service: Option<&ServiceName>) -> bool {
     let is_charged = service.is_some_and(|service| {
         let now = Instant::now();
-        worker.with_budget(service, || now, |budget| budget.withdraw(now))
+        worker.with_budget(service, || now, |budget| budget.withdraw_retry(now))
     });
     if !is_charged {
         worker.metrics.add(Count::RetriesOverBudget, 1);
@@ -191,6 +191,6 @@ pub(crate) fn charge_retry(worker: &Worker, service: Option<&ServiceName>) -> bo
 /// Credits the retry budget for a request that may be retried.
 pub(crate) fn credit_budget(worker: &Worker, service: Option<&ServiceName>) {
     if let Some(service) = service {
-        worker.with_budget(service, Instant::now, leno_traffic::RetryBudget::deposit);
+        worker.with_budget(service, Instant::now, leno_traffic::RetryBudget::record_request);
     }
 }

@@ -71,6 +71,7 @@ struct ServerState {
 
 /// One connection of a pool, with its streams counted.
 struct Http2Connection {
+    /// The codec's handle that opens streams.
     sender: SendRequest<Bytes>,
     /// The number of open streams.
     open_streams: Cell<usize>,
@@ -399,7 +400,7 @@ pub(crate) async fn connect_http2(
     guard: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
     let handshake = client_builder().handshake(Transport::new(io.clone(), BytesMut::new()));
-    let (mut send_request, mut connection) = handshake.await.map_err(|_| Reason::ConnectFailed)?;
+    let (mut sender, mut connection) = handshake.await.map_err(|_| Reason::ConnectFailed)?;
     // The server sends SETTINGS before its PING response. So after the response its stream limit is known, and
     // it certainly supports HTTP/2.
     if let Some(mut ping) = connection.ping_pong() {
@@ -407,7 +408,7 @@ pub(crate) async fn connect_http2(
             let poll_result = Pin::new(&mut connection).poll(cx);
             // A server may keep the connection open after a GOAWAY.
             match poll_result {
-                _ if has_received_goaway(&mut send_request, cx) => Poll::Ready(None),
+                _ if has_received_goaway(&mut sender, cx) => Poll::Ready(None),
                 Poll::Ready(connection_end) => Poll::Ready(Some(connection_end)),
                 Poll::Pending => Poll::Pending,
             }
@@ -429,12 +430,12 @@ pub(crate) async fn connect_http2(
             tracing::debug!(%error, "HTTP/2 connection to a server failed");
         }
     });
-    Ok(send_request)
+    Ok(sender)
 }
 
 /// True if the server has sent GOAWAY: it accepts no further stream.
-fn has_received_goaway(send_request: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
-    matches!(send_request.poll_ready(cx), Poll::Ready(Err(error)) if error.is_go_away() && error.is_remote())
+fn has_received_goaway(sender: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
+    matches!(sender.poll_ready(cx), Poll::Ready(Err(error)) if error.is_go_away() && error.is_remote())
 }
 
 /// Returns the reason for a connection that ended before the server's SETTINGS and PING response.

@@ -47,7 +47,7 @@ pub(crate) fn accept_upgrade(
     encode_headers_frame(head, bytes)
 }
 
-/// Returns the only field of this name; `None` if there are several.
+/// Returns the only field of this name; `None` if there is none, or if there are several.
 fn find_only_field<'a>(
     fields: &'a [HeaderField],
     bytes: &[u8],

@@ -175,7 +175,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
             let is_alive = self.check_peer(is_late);
             if now >= self.beat_at {
                 self.beat_at = now + self.intervals.beat;
-                self.renew_allowances();
+                self.run_beat();
             }
             if !is_alive {
                 return false;
@@ -241,8 +241,9 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         true
     }
 
-    /// Renews the peer's allowances, and retires a link that has been idle for too long.
-    fn renew_allowances(&mut self) {
+    /// Runs a beat: renews the peer's allowances, sends GOAWAY on a retiring link after its last closing beat, and
+    /// retires a link that has been idle for too long.
+    fn run_beat(&mut self) {
         let mut state = self.link.0.state.borrow_mut();
         state.link.renew_allowances();
         let is_idle = state.slots.is_empty() && !std::mem::take(&mut self.was_used);

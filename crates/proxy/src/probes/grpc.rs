@@ -81,7 +81,7 @@ async fn read_response(mut body: RecvStream) -> Result<(), ProbeFailure> {
     }
     let message_bytes = message::parse_single_message(message_bytes.freeze())
         .map_err(|_| ProbeFailure::InvalidResponse)?;
-    match health::is_serving(message_bytes) {
+    match health::decode_check(message_bytes) {
         Ok(true) => Ok(()),
         Ok(false) => Err(ProbeFailure::NotServing),
         Err(_) => Err(ProbeFailure::InvalidResponse),

@@ -53,7 +53,7 @@ async fn data_thread(
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
-    let thread = tokio::task::spawn_local(listen::run(sidecar.worker.clone(), inbox));
+    let thread = tokio::task::spawn_local(listen::run_data_thread(sidecar.worker.clone(), inbox));
     let classifier = ConnectionClassifier::Fixed(listener_kind);
     commands.send(ListenerCommand::Open { classifier, listener }).await.unwrap();
     (address, thread, commands)

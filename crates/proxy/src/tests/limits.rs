@@ -300,7 +300,7 @@ fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::task::spawn_local(listen::run(mesh.client.worker.clone(), inbox));
+        tokio::task::spawn_local(listen::run_data_thread(mesh.client.worker.clone(), inbox));
         let service = super::fixture::test_service();
         let listener_kind = ListenerKind::Outbound { service, port: super::fixture::PORT };
         let classifier = ConnectionClassifier::Fixed(listener_kind);

@@ -44,10 +44,8 @@ impl<'a> Reports<'a> {
     /// Returns the requests since the last report, as used for rates, and those that ended.
     fn take_counts(&mut self) -> [(u64, u64); 2] {
         self.counted.each_mut().map(|counted| {
-            let series = counted
-                .take_changes(Instant::now())
-                .map(|report| report.series)
-                .unwrap_or_default();
+            let series =
+                counted.take_report(Instant::now()).map(|report| report.series).unwrap_or_default();
             (
                 series.iter().map(|series| series.request_count()).sum(),
                 series.iter().map(|series| series.ended_count()).sum(),

@@ -67,7 +67,7 @@ impl CircuitBreakerState {
         Self {
             compiled_breaker: compiled_breaker.clone(),
             circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
-            circuit_number: worker.config_store.conditions.next_number(),
+            circuit_number: worker.config_store.conditions.next_circuit_number(),
             config_store: worker.config_store.clone(),
             metrics: worker.metrics.clone(),
         }

@@ -84,7 +84,7 @@ impl UpstreamCluster {
         })
     }
 
-    /// Returns the key of a traffic policy.
+    /// Returns the key of a traffic policy in maps: its address in memory.
     pub(crate) fn policy_key(traffic_policy: &Arc<PortTrafficPolicy>) -> usize {
         Arc::as_ptr(traffic_policy).addr()
     }
@@ -146,7 +146,7 @@ impl UpstreamCluster {
     }
 
     /// Begins an attempt at an endpoint. Fails if a circuit breaker rejects the attempt; otherwise the returned
-    /// guard records its outcome.
+    /// guard records its outcome. `selector`: the limit on attempts in progress, if one applies.
     pub(crate) fn start_attempt(
         self: &Rc<Self>,
         upstream: &Rc<Upstream>,

@@ -170,8 +170,8 @@ pub(crate) async fn acquire_tls_http1(
     let handshake = open_tls(upstream, worker, AlpnOffer::Http1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let timed_handshake = tokio::time::timeout(max_wait, handshake).await;
-    let (tls, expires) = timed_handshake.map_err(|_| Reason::ConnectTimeout)??;
-    Ok(Checkout::Http1(Box::new(exclusive_connection(tls, expires, worker))))
+    let (tls, expires_at) = timed_handshake.map_err(|_| Reason::ConnectTimeout)??;
+    Ok(Checkout::Http1(Box::new(exclusive_connection(tls, expires_at, worker))))
 }
 
 /// Returns an HTTP/1.1 connection for one client. If the peer supports only links, or is an application that
@@ -202,27 +202,27 @@ pub(crate) async fn acquire_exclusive(
     let timed_handshake = tokio::time::timeout(max_wait, handshake).await;
     let handshake_result = timed_handshake.unwrap_or(Err(Reason::ConnectTimeout));
     record_outcome(upstream, worker, handshake_result.as_ref().map(drop).map_err(|reason| *reason));
-    let (tls, expires) = handshake_result?;
+    let (tls, expires_at) = handshake_result?;
     let alpn = tls.get_ref().1.alpn_protocol();
     if alpn == Some(ALPN_LINK) {
         return upstream.acquire(worker, None, wait).await;
     }
     let marks_rejections = alpn == Some(ALPN_EXCLUSIVE);
-    let mut connection = Box::new(exclusive_connection(tls, expires, worker));
+    let mut connection = Box::new(exclusive_connection(tls, expires_at, worker));
     connection.marks_rejections = marks_rejections;
     Ok(Checkout::Http1(connection))
 }
 
-/// Returns an HTTP/1.1 connection over a TLS session, valid until `expires`.
+/// Returns an HTTP/1.1 connection over a TLS session, valid until `expires_at`.
 fn exclusive_connection(
     tls: TlsStream<TcpStream>,
-    expires: Instant,
+    expires_at: Instant,
     worker: &Worker,
 ) -> Http1Upstream {
     let io = Io::new(ByteStream::Client(Box::new(tls)));
     let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
     let stall_timeout = worker.config.limits.body_stall_timeout;
-    Http1Upstream::new(io, stall_timeout, open_counter).expiring_at(expires)
+    Http1Upstream::new(io, stall_timeout, open_counter).expiring_at(expires_at)
 }
 
 /// Checks out a connection to an endpoint without a sidecar, for this protocol.
@@ -311,16 +311,16 @@ fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<ConnectAttem
     }
     let attempt = Rc::new(ConnectAttempt::default());
     *upstream.connect_attempt.borrow_mut() = Some(attempt.clone());
-    let (upstream, worker, shared) = (upstream.clone(), worker.clone(), attempt.clone());
+    let (upstream, worker, shared_attempt) = (upstream.clone(), worker.clone(), attempt.clone());
     tokio::task::spawn_local(async move {
-        let outcome = open_connection(&upstream, &worker, &shared).await;
+        let outcome = open_connection(&upstream, &worker, &shared_attempt).await;
         if let Err(reason) = outcome {
             tracing::debug!(endpoint = %upstream.endpoint.address, reason = reason.label(), "connect");
         }
         record_outcome(&upstream, &worker, outcome);
-        shared.outcome.set(Some(outcome));
+        shared_attempt.outcome.set(Some(outcome));
         upstream.connect_attempt.borrow_mut().take();
-        shared.outcome_ready.notify_waiters();
+        shared_attempt.outcome_ready.notify_waiters();
     });
     attempt
 }
@@ -352,7 +352,7 @@ async fn open_connection(
     worker: &Rc<Worker>,
     attempt: &ConnectAttempt,
 ) -> Result<(), Reason> {
-    let (tls, expires) =
+    let (tls, expires_at) =
         await_connect_step(upstream, worker, open_tls(upstream, worker, AlpnOffer::All)).await??;
     let max_wait = upstream.shared_connect_timeout(worker);
     let alpn = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
@@ -362,12 +362,13 @@ async fn open_connection(
     upstream.is_http1_only.set(is_http1);
     if is_http1 {
         let stall_timeout = worker.config.limits.body_stall_timeout;
-        let connection = Http1Upstream::new(io, stall_timeout, open_counter).expiring_at(expires);
+        let connection =
+            Http1Upstream::new(io, stall_timeout, open_counter).expiring_at(expires_at);
         *attempt.http1_connection.borrow_mut() = Some(connection);
         return Ok(());
     }
     if alpn.as_deref() == Some(ALPN_HTTP2) {
-        return Box::pin(handshake_http2(upstream, worker, (io, open_counter), expires)).await;
+        return Box::pin(handshake_http2(upstream, worker, (io, open_counter), expires_at)).await;
     }
     let link = LinkHandle::new(Role::Opener);
     let (driven_link, metrics, weak_worker) =
@@ -385,7 +386,7 @@ async fn open_connection(
         let early_end = tokio::select! {
             link_end = &mut driver => Some(link_end),
             // The peer's identity is valid until its certificate expires.
-            () = tokio::time::sleep_until(expires.into()) => None,
+            () = tokio::time::sleep_until(expires_at.into()) => None,
         };
         let link_end = match early_end {
             Some(link_end) => link_end,
@@ -419,18 +420,18 @@ async fn handshake_http2(
     upstream: &Upstream,
     worker: &Worker,
     session: (Io, OpenCounter),
-    expires: Instant,
+    expires_at: Instant,
 ) -> Result<(), Reason> {
-    let (unused_session, expires_at) = (Cell::new(Some(session)), Cell::new(expires));
+    let (unused_session, session_expires_at) = (Cell::new(Some(session)), Cell::new(expires_at));
     let connect = async || -> Result<_, Reason> {
         if let Some(session) = unused_session.take() {
             return Ok(session);
         }
-        let (tls, expires) = open_tls(upstream, worker, AlpnOffer::All).await?;
+        let (tls, expires_at) = open_tls(upstream, worker, AlpnOffer::All).await?;
         if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
             return Err(Reason::UpstreamHandshakeFailed);
         }
-        expires_at.set(expires);
+        session_expires_at.set(expires_at);
         let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
         Ok((Io::new(ByteStream::Client(Box::new(tls))), open_counter))
     };
@@ -438,7 +439,7 @@ async fn handshake_http2(
     let timed_result = tokio::time::timeout(max_wait, connect_and_handshake(connect)).await;
     let handshake_result = timed_result.map_err(|_| Reason::ConnectTimeout)?;
     let sender = handshake_result.map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    upstream.http2_pool.add_connection(sender, Some(expires_at.get()));
+    upstream.http2_pool.add_connection(sender, Some(session_expires_at.get()));
     Ok(())
 }
 

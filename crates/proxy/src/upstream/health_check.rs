@@ -80,6 +80,7 @@ impl HealthChecker {
     /// Returns the interval with a jitter of 10 %, so that the checks of sidecars that started together
     /// diverge. `None` if the worker was dropped.
     fn jittered_interval(&self) -> Option<Duration> {
+        // The upper 16 bits are a fraction of 2^16.
         let random = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
         let max_jitter = self.health_check.interval / 10;
         Some(
@@ -88,8 +89,9 @@ impl HealthChecker {
         )
     }
 
-    /// Returns the endpoints of the current configuration. Updates the thread's state to that configuration as
-    /// well, because on a thread without requests no other code does.
+    /// Returns the endpoints to check in the current configuration: none for a TCP port, and `None` if the proxy drains
+    /// or no port has the policy any more. Updates the thread's state to that configuration as well, because on a
+    /// thread without requests no other code does.
     fn current_endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
         let (worker, outlier_monitor) = (self.worker.upgrade()?, self.outlier_monitor.upgrade()?);
         if worker.is_draining() {
@@ -97,7 +99,7 @@ impl HealthChecker {
         }
         let config = worker.config_store.current_config()?;
         worker.retire_removed_endpoints(&config);
-        let port = config.compiled.port_of_detector(&self.outlier_detection)?;
+        let port = config.compiled.port_with_detection(&self.outlier_detection)?;
         let now = worker.config_store.age();
         outlier_monitor.update_endpoints(&worker, &port.endpoints, config.version, now);
         if port.protocol != Protocol::Tcp {
@@ -138,6 +140,7 @@ struct EndpointCheck {
 }
 
 impl EndpointCheck {
+    /// Runs the check within its timeout, and records the result.
     async fn run_check(self) {
         let upstream = self.worker.upstream_for(&self.endpoint);
         let result = match timeout(self.health_check.timeout, self.send_check(&upstream)).await {
@@ -158,6 +161,7 @@ impl EndpointCheck {
         }
     }
 
+    /// Sends the check in the protocol of its probe. Returns the response, or the reason why there is none.
     async fn send_check(&self, upstream: &Rc<Upstream>) -> Result<EndpointResult, Reason> {
         match &self.health_check.probe {
             HealthProbe::Http { path } => self.send_http_check(upstream, path).await,
@@ -227,7 +231,7 @@ impl EndpointCheck {
         let body = vec![BodyPiece::Data(health::encode_check(service))];
         let stream = send_buffered_request(&self.worker, link, head.as_bytes(), body).await?;
         let grpc_status = match read_response(&stream).await {
-            Ok(response) => match health::is_serving(response) {
+            Ok(response) => match health::decode_check(response) {
                 Ok(true) => GRPC_OK,
                 Ok(false) | Err(_) => GRPC_UNAVAILABLE,
             },
@@ -238,6 +242,7 @@ impl EndpointCheck {
         Ok(EndpointResult::Response { status: 200, grpc: Some(grpc_status) })
     }
 
+    /// Returns the head of the check request. `extra_fields`: further header lines, each with its line end.
     fn request_head(&self, method: &str, path: &str, extra_fields: &str) -> String {
         let id = &self.endpoint.id;
         let host = format!("{}.{}:{}", id.service.name, id.service.namespace, id.port);

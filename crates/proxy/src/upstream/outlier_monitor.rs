@@ -94,7 +94,7 @@ impl OutlierMonitor {
             state: RefCell::new(state),
             metrics: worker.metrics.clone(),
             ejected_list: worker.ejected_endpoints.clone(),
-            monitor_number: worker.ejected_endpoints.next_number(),
+            monitor_number: worker.ejected_endpoints.next_monitor_number(),
         }
     }
 

@@ -50,8 +50,8 @@ impl Priorities {
 
     /// Returns the list from which an attempt picks: the first list with a healthy endpoint other than
     /// `avoided_endpoint`. An endpoint that outlier detection would eject, but for its ejection limits, does
-    /// not count as healthy here. If no list has such an endpoint, it is the first list with another endpoint
-    /// that is not ejected, and finally the first with any endpoint that is not ejected.
+    /// not count as healthy here. If no list has such an endpoint, returns the first list with another endpoint
+    /// that is not ejected, and otherwise the first list with any endpoint that is not ejected.
     #[inline]
     pub(crate) fn serving_endpoints(
         &self,

@@ -157,7 +157,7 @@ impl JsonReader<'_> {
                     return Ok(text);
                 }
                 Some('\\') => text.push(self.parse_escape()?),
-                // Control characters must be escaped (RFC 8259, 7).
+                // Control characters must be escaped (RFC 8259 §7).
                 Some(character) if character >= ' ' => {
                     self.skip_character();
                     text.push(character);
@@ -176,11 +176,11 @@ impl JsonReader<'_> {
         let Some(unit) = self.code_unit(0) else {
             return Err(self.unexpected_token("an escape of JSON"));
         };
-        let units = [Some(unit), self.code_unit(UNIT_BYTES)];
+        let units = [Some(unit), self.code_unit(UNICODE_ESCAPE_BYTES)];
         let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
-        // An unpaired surrogate is no character.
+        // An unpaired surrogate is not a character.
         let character = decoded.and_then(Result::ok).unwrap_or(char::REPLACEMENT_CHARACTER);
-        for _ in 0..UNIT_BYTES * character.len_utf16() {
+        for _ in 0..UNICODE_ESCAPE_BYTES * character.len_utf16() {
             self.skip_character();
         }
         Ok(character)
@@ -234,6 +234,7 @@ impl JsonReader<'_> {
         Ok(())
     }
 
+    /// Returns the error for a token other than `expected`, such as `a value`, at the current position.
     fn unexpected_token(&self, expected: &str) -> JsonError {
         let actual = match self.peek() {
             None => "the end".to_owned(),
@@ -247,7 +248,7 @@ impl JsonReader<'_> {
     }
 }
 
-/// True if the text matches the number grammar of RFC 8259, section 6.
+/// True if the text matches the number grammar of RFC 8259 §6.
 fn is_number(text: &str) -> bool {
     fn skip_digits(text: &str) -> Option<&str> {
         let remaining = text.trim_start_matches(|character: char| character.is_ascii_digit());
@@ -270,7 +271,7 @@ fn is_number(text: &str) -> bool {
     skip_number(text).is_some_and(str::is_empty)
 }
 
-/// Single-character escapes (RFC 8259, 7).
+/// Single-character escapes (RFC 8259 §7).
 const ESCAPES: [(&str, char); 8] = [
     ("\\\"", '"'),
     ("\\\\", '\\'),
@@ -282,7 +283,7 @@ const ESCAPES: [(&str, char); 8] = [
     ("\\t", '\t'),
 ];
 /// The length of `\uXXXX` in bytes.
-const UNIT_BYTES: usize = 6;
+const UNICODE_ESCAPE_BYTES: usize = 6;
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ pub(super) fn expand_list(document: DocumentNode) -> Vec<DocumentNode> {
 
 /// Returns the items of a list, or the node if it is not a list.
 fn list_items(mut node: DocumentNode) -> Result<Vec<DocumentNode>, DocumentNode> {
-    let Some((kind, version)) = kind_and_version(&node) else { return Err(node) };
+    let Some((kind, version)) = list_kind_and_version(&node) else { return Err(node) };
     let NodeValue::Map(map) = &mut node.value else { return Err(node) };
     let has_text = |key: &DocumentNode, name: &str| matches!(&key.value, NodeValue::Text(text) if text == name);
     let is_list_field = |key: &DocumentNode| LIST_FIELDS.iter().any(|name| has_text(key, name));
@@ -47,7 +47,7 @@ fn list_items(mut node: DocumentNode) -> Result<Vec<DocumentNode>, DocumentNode>
 
 /// Returns `kind` and `apiVersion` of a list: a `List` of any objects, or a typed list such as `ServiceList`. `None` for
 /// other documents.
-fn kind_and_version(node: &DocumentNode) -> Option<(String, String)> {
+fn list_kind_and_version(node: &DocumentNode) -> Option<(String, String)> {
     let NodeValue::Map(map) = &node.value else { return None };
     let find_text = |name: &str| {
         map.iter().find_map(|(key, value)| match (&key.value, &value.value) {

@@ -42,17 +42,19 @@ pub(super) fn merge_entries(
         // The entries of an earlier `<<` precede the entries of this one.
         preceding_keys.extend(merged_keys.drain());
         for (merged_key, merged_value) in take_merged_maps(value)?.into_iter().flatten() {
-            let Some(name) = key_text(&merged_key) else {
+            let Some(merged_text) = key_text(&merged_key) else {
                 entries.push((merged_key, merged_value));
                 continue;
             };
-            if preceding_keys.contains(&name) {
-                let problem =
-                    format!("`{}` is before `<<`, which also contains it", truncate_text(&name));
+            if preceding_keys.contains(&merged_text) {
+                let problem = format!(
+                    "`{}` is before `<<`, which also contains it",
+                    truncate_text(&merged_text)
+                );
                 let hint = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
                 return Err(SyntaxError::new(position, problem, hint));
             }
-            if !own_keys.contains(&name) && merged_keys.insert(name) {
+            if !own_keys.contains(&merged_text) && merged_keys.insert(merged_text) {
                 entries.push((merged_key, merged_value));
             }
         }

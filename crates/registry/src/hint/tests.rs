@@ -104,7 +104,7 @@ fn mistakes() -> Vec<Mistake> {
 
 /// Returns the problems as reported.
 fn reported_problems(node: &DocumentNode) -> Vec<FieldDiagnostic> {
-    apply_hints(node, kinds::find_problems(None, node), |node| kinds::find_problems(None, node))
+    verify_hints(node, kinds::find_problems(None, node), |node| kinds::find_problems(None, node))
 }
 
 #[test]

@@ -132,8 +132,8 @@ fn read_bounded_non_empty_list<'a>(
     Some(elements)
 }
 
-/// Reads the clients that a rule applies to: patterns of namespace and service account. The namespace defaults to
-/// `own_namespace`, and the account to any.
+/// Reads an element of `from`, the clients that a rule applies to: patterns of namespace and service account. The namespace
+/// defaults to `own_namespace`, and the account to any.
 pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<PeerMatch> {
     let fields = element.read_fields(&["namespace", "serviceAccount"])?;
     let namespace_field = fields.find("namespace");
@@ -160,7 +160,7 @@ pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<Pee
     Some(PeerMatch { namespace: namespace?, account: account? })
 }
 
-/// Reads the conditions on requests that a rule applies to; at least one.
+/// Reads one of the `requests` that a rule applies to: conditions on methods, path and headers, at least one.
 fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatch> {
     let fields = element.read_fields(&["methods", "path", "headers"])?;
     let path = match fields.find("path") {

@@ -70,13 +70,15 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
         "openDuration",
         "halfOpenRequests",
     ])?;
-    let slow = match fields.find("slow") {
+    let slow_requests = match fields.find("slow") {
         Some(field) => Some(read_slow_requests(field)?),
         None => None,
     };
     let consecutive_failures = read_limit(&fields, "consecutiveFailures", 1)?;
     let failure_threshold = match fields.find("percent") {
-        None if slow.is_some() || consecutive_failures.is_some() => RequestThreshold::default(),
+        None if slow_requests.is_some() || consecutive_failures.is_some() => {
+            RequestThreshold::default()
+        }
         _ => threshold_from_percent(read_percent_or(&fields, "percent", 1, 50)?),
     };
     Some(TripConditions {
@@ -92,7 +94,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
         min_requests: read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20)?,
         failure_threshold,
         consecutive_failures,
-        slow_requests: slow,
+        slow_requests,
         open_duration: read_duration_or(
             &fields,
             "openDuration",
@@ -113,7 +115,7 @@ fn read_slow_requests(field: &Field<'_>) -> Option<SlowRequests> {
     Some(SlowRequests { min_duration: min_duration?, threshold })
 }
 
-/// Returns the threshold for a percentage of the requests.
+/// Returns the threshold for a percentage of the requests. One percent is 10,000 parts per million.
 fn threshold_from_percent(percent: u8) -> RequestThreshold {
     RequestThreshold { share_ppm: Some(u32::from(percent) * 10_000), count: None }
 }

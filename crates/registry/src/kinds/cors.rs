@@ -15,7 +15,7 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
         "maxAge",
     ])?;
     let origins_field = fields.require("allowOrigins")?;
-    let origins: Vec<OriginPattern> = origins_field.read_each(MAX_WORDS, |field| {
+    let origins: Vec<OriginPattern> = origins_field.read_each(MAX_LIST_ELEMENTS, |field| {
         let reject_origin = |error: InvalidOrigin| {
             field.reject(format!("{} is not an origin", field.quoted_value()), error.hint);
         };
@@ -24,11 +24,11 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     if origins.is_empty() {
         origins_field.reject("names no origin", "add one, or remove the filter");
     }
-    let credentials = match fields.find("allowCredentials") {
+    let allows_credentials = match fields.find("allowCredentials") {
         Some(field) => field.read_boolean()?,
         None => false,
     };
-    let methods = read_words(&fields, "allowMethods", |field| {
+    let methods = read_allowed_names(&fields, "allowMethods", |field| {
         let text = field.read_text()?;
         let is_method =
             !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
@@ -44,22 +44,22 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     };
     Some(Cors {
         origins,
-        allows_credentials: credentials,
+        allows_credentials,
         methods: methods?,
-        headers: read_words(&fields, "allowHeaders", read_header)?,
-        exposed_headers: read_words(&fields, "exposeHeaders", read_header)?,
+        headers: read_allowed_names(&fields, "allowHeaders", read_header)?,
+        exposed_headers: read_allowed_names(&fields, "exposeHeaders", read_header)?,
         max_age_seconds,
     })
 }
 
-/// Reads a list of words, or a single `*`; an empty list if the field is absent.
-fn read_words(
+/// Reads a list of names, each with `read_name`, or a single `*`; an empty list if the field is absent.
+fn read_allowed_names(
     fields: &MapFields<'_>,
     key: &str,
-    read_word: impl Fn(&Field<'_>) -> Option<String>,
+    read_name: impl Fn(&Field<'_>) -> Option<String>,
 ) -> Option<AllowedNames> {
     let Some(field) = fields.find(key) else { return Some(AllowedNames::default()) };
-    let elements = field.read_list(MAX_WORDS)?;
+    let elements = field.read_list(MAX_LIST_ELEMENTS)?;
     let is_wildcard = |element: &Field<'_>| element.read_literal().as_deref() == Some("*");
     if elements.iter().any(is_wildcard) {
         if elements.len() > 1 {
@@ -67,7 +67,7 @@ fn read_words(
         }
         return Some(AllowedNames::Any);
     }
-    Some(AllowedNames::Only(elements.iter().filter_map(read_word).collect()))
+    Some(AllowedNames::Only(elements.iter().filter_map(read_name).collect()))
 }
 
 /// Reads the name of a header, in lower case.
@@ -82,7 +82,7 @@ fn read_header(field: &Field<'_>) -> Option<String> {
 }
 
 /// Maximum number of origins, methods or headers per list, as in the resource's schema.
-const MAX_WORDS: usize = 64;
+const MAX_LIST_ELEMENTS: usize = 64;
 /// The default of `maxAge` in seconds, as in the resource's schema.
 const MAX_AGE_DEFAULT_SECONDS: u32 = 5;
 /// Maximum value of `maxAge` in seconds: one month. Browsers do not cache for longer.

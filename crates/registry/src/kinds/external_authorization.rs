@@ -82,13 +82,13 @@ fn read_context_extensions(fields: &MapFields<'_>) -> Option<Vec<(String, String
 /// Reads `body`: the maximum size and the form of the request body that a check request contains.
 fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
     let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
-    let read_flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
+    let read_optional_boolean = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
     let max_bytes = match fields.find("maxRequestBytes") {
         Some(field) => field.read_number(1, BodyExcerpt::MAX_BYTES),
         None => Some(BodyExcerpt::DEFAULT_MAX_BYTES),
     };
     let (allow_partial_message, pack_as_bytes) =
-        (read_flag("allowPartialMessage"), read_flag("packAsBytes"));
+        (read_optional_boolean("allowPartialMessage"), read_optional_boolean("packAsBytes"));
     let long_body =
         if allow_partial_message? { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
     Some(BodyExcerpt { max_bytes: max_bytes?, long_body, pack_as_bytes: pack_as_bytes? })

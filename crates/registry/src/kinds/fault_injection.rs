@@ -142,6 +142,7 @@ fn parse_percent_ppm(text: &str) -> Option<u32> {
     if whole.is_empty() || decimals.len() > 4 || !are_digits(whole) || !are_digits(decimals) {
         return None;
     }
+    // The fourth decimal of a percentage is one part per million.
     let decimal_ppm: u32 = format!("{decimals:0<4}").parse().ok()?;
     let share_ppm = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimal_ppm)?;
     (share_ppm <= WHOLE_PPM).then_some(share_ppm)

@@ -28,28 +28,28 @@ pub(super) fn read(
     actions: &mut RuleActions,
 ) {
     let Some(field) = rule.find("filters") else { return };
-    let mut preceding_kinds = Vec::new();
+    let mut preceding_types = Vec::new();
     for filter in field.read_list(MAX_FILTERS).unwrap_or_default() {
-        let Some((kind, config)) =
-            read_type_and_config(&filter, FilterKind::supported_in_rules(family))
+        let Some((filter_type, config)) =
+            read_type_and_config(&filter, FilterType::supported_in_rules(family))
         else {
             continue;
         };
-        if preceding_kinds.contains(&kind) && kind != FilterKind::Mirror {
-            filter.reject(format!("is a second {}", kind.type_name()), "join the two");
+        if preceding_types.contains(&filter_type) && filter_type != FilterType::Mirror {
+            filter.reject(format!("is a second {}", filter_type.type_name()), "join the two");
         }
-        preceding_kinds.push(kind);
-        match kind {
-            FilterKind::RequestHeaders => actions.request_headers = read_headers(&config),
-            FilterKind::ResponseHeaders => actions.response_headers = read_headers(&config),
-            FilterKind::Redirect => actions.redirect = read_redirect(&config, matches),
-            FilterKind::Rewrite => actions.rewrite = read_rewrite(&config, matches),
-            FilterKind::Mirror => actions.mirrors.extend(mirror::read(&config, namespace)),
-            FilterKind::Cors => actions.cors = cors::read(&config),
+        preceding_types.push(filter_type);
+        match filter_type {
+            FilterType::RequestHeaders => actions.request_headers = read_headers(&config),
+            FilterType::ResponseHeaders => actions.response_headers = read_headers(&config),
+            FilterType::Redirect => actions.redirect = read_redirect(&config, matches),
+            FilterType::Rewrite => actions.rewrite = read_rewrite(&config, matches),
+            FilterType::Mirror => actions.mirrors.extend(mirror::read(&config, namespace)),
+            FilterType::Cors => actions.cors = cors::read(&config),
         }
     }
-    let filter_kinds = preceding_kinds;
-    if filter_kinds.contains(&FilterKind::Redirect) && filter_kinds.contains(&FilterKind::Rewrite) {
+    let filter_types = preceding_types;
+    if filter_types.contains(&FilterType::Redirect) && filter_types.contains(&FilterType::Rewrite) {
         field.reject(
             "has a RequestRedirect and a URLRewrite, of which a rule may have one",
             "remove one of the two",
@@ -63,7 +63,7 @@ pub(super) fn read(
     }
     // `read_backends` bounds the number of backends; here only an empty list makes a difference.
     let backends = rule.find("backendRefs").and_then(|field| field.read_list(usize::MAX));
-    if filter_kinds.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty())
+    if filter_types.contains(&FilterType::Redirect) && backends.is_some_and(|list| !list.is_empty())
     {
         field.reject(
             "has a RequestRedirect, so `backendRefs` receive no requests",
@@ -72,25 +72,27 @@ pub(super) fn read(
     }
 }
 
-/// Reads the filters of a backend in a rule with these matches; `None` if they change nothing.
+/// Reads the filters of a backend in a rule with these matches; `None` if they are absent or change nothing.
 pub(super) fn read_backend_filters(
     backend: &MapFields<'_>,
     family: RouteFamily,
     matches: &[RequestMatch],
 ) -> Option<Box<BackendEdits>> {
     let mut edits = BackendEdits::default();
-    let mut preceding_kinds = Vec::new();
+    let mut preceding_types = Vec::new();
     for filter in backend.find("filters")?.read_list(MAX_FILTERS)? {
-        let supported_kinds = FilterKind::supported_in_backends(family);
-        let Some((kind, config)) = read_type_and_config(&filter, supported_kinds) else { continue };
-        if preceding_kinds.contains(&kind) {
-            filter.reject(format!("is a second {}", kind.type_name()), "join the two");
+        let supported_types = FilterType::supported_in_backends(family);
+        let Some((filter_type, config)) = read_type_and_config(&filter, supported_types) else {
+            continue;
+        };
+        if preceding_types.contains(&filter_type) {
+            filter.reject(format!("is a second {}", filter_type.type_name()), "join the two");
         }
-        preceding_kinds.push(kind);
-        match kind {
-            FilterKind::RequestHeaders => edits.request_headers = read_headers(&config),
-            FilterKind::Rewrite => edits.rewrite = read_rewrite(&config, matches),
-            // The only other kind in `supported_in_backends`.
+        preceding_types.push(filter_type);
+        match filter_type {
+            FilterType::RequestHeaders => edits.request_headers = read_headers(&config),
+            FilterType::Rewrite => edits.rewrite = read_rewrite(&config, matches),
+            // The only other type in `supported_in_backends`.
             _ => edits.response_headers = read_headers(&config),
         }
     }
@@ -99,7 +101,7 @@ pub(super) fn read_backend_filters(
 
 /// A supported filter type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FilterKind {
+enum FilterType {
     RequestHeaders,
     ResponseHeaders,
     Redirect,
@@ -108,7 +110,7 @@ enum FilterKind {
     Cors,
 }
 
-impl FilterKind {
+impl FilterType {
     /// Returns the value of the filter's field `type`.
     const fn type_name(self) -> &'static str {
         match self {
@@ -160,13 +162,14 @@ impl FilterKind {
 /// Reads the filter type and returns it with the field of its configuration; `None` if the type is unsupported.
 fn read_type_and_config<'a>(
     filter: &Field<'a>,
-    supported_kinds: &[FilterKind],
-) -> Option<(FilterKind, Field<'a>)> {
+    supported_types: &[FilterType],
+) -> Option<(FilterType, Field<'a>)> {
     let fields = filter.read_any_fields()?;
-    let choices: Vec<_> = supported_kinds.iter().map(|kind| (kind.type_name(), *kind)).collect();
-    let kind = fields.require("type")?.read_choice(&choices)?;
-    fields.reject_unknown(&["type", kind.config_field()]);
-    Some((kind, fields.require(kind.config_field())?.clone()))
+    let choices: Vec<_> =
+        supported_types.iter().map(|filter_type| (filter_type.type_name(), *filter_type)).collect();
+    let filter_type = fields.require("type")?.read_choice(&choices)?;
+    fields.reject_unknown(&["type", filter_type.config_field()]);
+    Some((filter_type, fields.require(filter_type.config_field())?.clone()))
 }
 
 /// Reads the changes of a header modifier. Two changes of one header are rejected, because their order is undefined.

@@ -359,7 +359,7 @@ fn read_weighted_backend(fields: &MapFields<'_>, namespace: &Name) -> Option<Wei
     Some(WeightedBackend::new(service?, port?, weight?))
 }
 
-/// Reads the timeouts of the whole request and of one attempt.
+/// Reads the timeouts of the whole request and of one attempt; `None` if there is no limit.
 fn read_timeouts(rule: &MapFields<'_>) -> (Option<Duration>, Option<Duration>) {
     let Some(fields) =
         rule.find("timeouts").and_then(|field| field.read_fields(&["request", "backendRequest"]))
@@ -489,9 +489,9 @@ const MAX_FIELD_NAME_BYTES: usize = 256;
 pub(super) const MAX_WEIGHT: u32 = 1_000_000;
 /// Maximum number of retry statuses: each status from 400 to 599 once.
 const MAX_RETRY_CODES: usize = 200;
-/// The default number of retries.
+/// The default number of retries, as in Envoy.
 pub(super) const DEFAULT_RETRIES: u8 = 1;
-/// The default backoff before the first retry.
+/// The default backoff before the first retry, as in Envoy.
 pub(super) const DEFAULT_RETRY_BACKOFF: Duration = Duration::from_millis(25);
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub(super) fn read(
     Some(IngressPolicy { name, backends, sources, groups: groups?, created: 0 })
 }
 
-/// Reads the `backends` together with their fields, which later problems are reported at.
+/// Reads the `backends`, each with its field, at which later problems are reported.
 fn read_backends<'a>(
     kind: IngressKind,
     fields: &MapFields<'a>,
@@ -80,8 +80,8 @@ fn apply_tls_settings(
     let (mut client_certificate, mut server_names) = (ClientCertificateMode::Required, Vec::new());
     if let Some(field) = fields.find("tls") {
         let tls_fields = field.read_fields(&["skipClientCertValidation", "sniHosts"])?;
-        if let Some(skip) = tls_fields.find("skipClientCertValidation")
-            && skip.read_flag()?
+        if let Some(skip_field) = tls_fields.find("skipClientCertValidation")
+            && skip_field.read_flag()?
         {
             client_certificate = ClientCertificateMode::Skipped;
         }

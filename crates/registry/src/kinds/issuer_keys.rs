@@ -109,15 +109,17 @@ fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
     );
     let field = fields.find("url")?;
     match KeyServer::parse(field.read_text()?, refresh_interval?) {
-        Ok(server) => {
-            if server.server.scheme == Scheme::Http && !is_loopback_host(&server.server.host) {
+        Ok(key_server) => {
+            if key_server.server.scheme == Scheme::Http
+                && !is_loopback_host(&key_server.server.host)
+            {
                 field.warn(
                     "is queried in plaintext: an attacker on the network path can have tokens \
                      accepted",
                     "use https",
                 );
             }
-            let address = server.server.host.parse::<IpAddr>();
+            let address = key_server.server.host.parse::<IpAddr>();
             if address
                 .is_ok_and(|address| AddressClass::from_address(address) == AddressClass::Special)
             {
@@ -127,7 +129,7 @@ fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
                     "name the issuer's own server, or list the address in `leno control --jwks-allow`",
                 );
             }
-            Some(server)
+            Some(key_server)
         }
         Err(reason) => {
             let text = field.read_text().unwrap_or_default();

@@ -31,11 +31,11 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Lane> {
     Some(Lane { name, service, rules, created: 0 })
 }
 
-/// Reads one of the `rules`. The percentages of its marks must be 1 to 100 in total.
+/// Reads one of the `rules`. The model calls `precedence` priority. The percentages of its marks must be 1 to 100 in total.
 fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     let fields = element.read_fields(&["precedence", "match", "marks"])?;
     let priority = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.read_number(0, MAX_PRIORITY)?).ok()?,
+        Some(field) => i32::try_from(field.read_number(0, MAX_PRECEDENCE)?).ok()?,
         None => 0,
     };
     let request_match = match fields.find("match") {
@@ -108,4 +108,4 @@ const MAX_RULES: usize = 1024;
 /// Maximum number of marks per rule.
 const MAX_MARKS: usize = 64;
 /// Maximum value of the field `precedence`.
-const MAX_PRIORITY: u32 = 1_000_000;
+const MAX_PRECEDENCE: u32 = 1_000_000;

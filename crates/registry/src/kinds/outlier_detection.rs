@@ -96,10 +96,10 @@ pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClas
             grpc: vec![UNAVAILABLE],
         });
     }
-    for class_flag in class_field.into_iter().flat_map(|field| {
+    for class_accessor in class_field.into_iter().flat_map(|field| {
         field.read_each(FAILURE_CLASSES.len(), |class| class.read_choice(FAILURE_CLASSES))
     }) {
-        *class_flag(&mut classes) = true;
+        *class_accessor(&mut classes) = true;
     }
     if let Some(field) = status_field {
         classes.grpc =
@@ -174,14 +174,14 @@ fn read_health_check(field: &Field<'_>) -> Option<HealthCheck> {
         field
             .reject("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");
     }
-    let failures = read_number_or(&fields, "failureThreshold", 1, 1000, 3);
-    let successes = read_number_or(&fields, "successThreshold", 1, 1000, 1);
+    let failure_threshold = read_number_or(&fields, "failureThreshold", 1, 1000, 3);
+    let success_threshold = read_number_or(&fields, "successThreshold", 1, 1000, 1);
     Some(HealthCheck {
         probe: probe?,
         interval,
         timeout,
-        failures: failures?,
-        successes: successes?,
+        failures: failure_threshold?,
+        successes: success_threshold?,
     })
 }
 

@@ -21,7 +21,7 @@ pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
         "cookieConfig",
     ])?;
     let is_header = match fields.find("type") {
-        Some(kind) => kind.read_choice(&[("Cookie", false), ("Header", true)])?,
+        Some(field) => field.read_choice(&[("Cookie", false), ("Header", true)])?,
         None => false,
     };
     reject_other_type(&fields, is_header);

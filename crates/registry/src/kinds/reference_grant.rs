@@ -9,8 +9,8 @@ use crate::field::Field;
 /// Reads the `spec` of a `ReferenceGrant`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<ReferenceGrant> {
     let fields = spec.read_fields(&["from", "to"])?;
-    let from = fields.require("from").map(|field| read_elements(field, read_from));
-    let to = fields.require("to").map(|field| read_elements(field, read_to));
+    let from = fields.require("from").map(|field| read_elements(field, read_granted_routes));
+    let to = fields.require("to").map(|field| read_elements(field, read_granted_service));
     let name = GrantName { namespace: metadata.namespace, name: metadata.name };
     Some(ReferenceGrant { name, from: from?, to: to? })
 }
@@ -25,7 +25,7 @@ fn read_elements<T>(field: &Field<'_>, read: fn(&Field<'_>) -> Option<T>) -> Vec
 }
 
 /// Reads the kind and namespace of the routes that are granted access.
-fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
+fn read_granted_routes(element: &Field<'_>) -> Option<GrantedRoutes> {
     let fields = element.read_fields(&["group", "kind", "namespace"])?;
     let groups: [(&str, &[(&str, RouteKind)]); 2] =
         [("gateway.networking.k8s.io", &GATEWAY_KINDS), ("split.smi-spec.io", &SPLIT_KINDS)];
@@ -36,7 +36,7 @@ fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
 }
 
 /// Reads a granted service; `Some(None)` without `name`, which means all services of the namespace.
-fn read_to(element: &Field<'_>) -> Option<Option<Name>> {
+fn read_granted_service(element: &Field<'_>) -> Option<Option<Name>> {
     let fields = element.read_fields(&["group", "kind", "name"])?;
     reject_other_kinds(&fields, DefaultKind::Service);
     // Unlike in a backend reference, `kind` has no default here; `reject_other_kinds` has checked its value.

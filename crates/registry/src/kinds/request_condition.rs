@@ -1,5 +1,5 @@
 //! Reads the conditions on requests and callers in a `TagRoute` or `Lane`. A condition is an operator with its operand, such
-//! as `{prefix: beta}`.
+//! as `{prefix: beta}`; the model calls it a test.
 
 use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
 

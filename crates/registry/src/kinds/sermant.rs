@@ -1,8 +1,8 @@
 //! Reads the `leno.dev/v1alpha1` `SermantRouteRule` kind: an entry that Sermant's operators publish in a
 //! configuration center.
 //!
-//! The semantics are those of the service-router in Sermant 2.2.0, including surprising ones; cases that
-//! probably differ from the author's intent are warnings.
+//! The semantics are those of the service-router in Sermant 2.2.0, including surprising ones. A rule that probably
+//! does not have the intended meaning causes a warning.
 
 mod condition;
 mod rule;
@@ -224,6 +224,7 @@ fn read_documents(
         let elements = fields.find("rules").and_then(|rules| rules.read_list(MAX_RULES));
         read_rules(&mut rules, kind, &elements.unwrap_or_default(), &RulesLocation { name })?;
     }
+    // A stem is the expression for the part of a path before its last dot; see `read_flow_rule`.
     let path_stems = rules.rules.rules.iter().filter_map(|rule| rule.request_match.stem.as_deref());
     if path_stems.collect::<BTreeSet<_>>().len() > MAX_STEMS {
         content.reject(

@@ -33,7 +33,8 @@ pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
     read_config(&config.embedded_field(node))
 }
 
-/// Reads the settings of `sermant.removal.config`. If they do not enable the removal, the result has no rules.
+/// Reads the settings of `sermant.removal.config`; the defaults are those of Sermant. If the settings do not enable the
+/// removal, the result has no rules.
 fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
     let fields = config.read_fields(&[
         "enableRemoval",

@@ -27,24 +27,24 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TagRout
     ])?;
     let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
     let scope = read_scope(&fields, &name.namespace);
-    let policies_read = fields.find("fallbackPolicy").map(read_fallback_policies);
+    let policies_result = fields.find("fallbackPolicy").map(read_fallback_policies);
     let elements =
         fields.find("rules").and_then(|rules| rules.read_list(MAX_RULES)).unwrap_or_default();
-    if !elements.is_empty() && policies_read.is_none() {
+    if !elements.is_empty() && policies_result.is_none() {
         fields.require("fallbackPolicy")?;
     }
-    let default_policies = policies_read.flatten().unwrap_or_default();
+    let inherited_policies = policies_result.flatten().unwrap_or_default();
     let mut rules = Vec::new();
     for (index, element) in elements.iter().enumerate() {
         let origin = rule_origin(&name, index);
-        rules.extend(read_rule(element, origin, &default_policies));
+        rules.extend(read_rule(element, origin, &inherited_policies));
     }
     rules.sort_by_key(|rule: &TagRule| Reverse(rule.priority));
     let caller_rules = read_prefer_same_tag(&fields, &name);
     if elements.is_empty() && fields.find("preferSameTag").is_none_or(is_empty_list) {
         spec.reject("has no rules", "add `rules` or `preferSameTag`");
     }
-    let rules = TagRules { rules, fallback_policy: default_policies, caller_rules };
+    let rules = TagRules { rules, fallback_policy: inherited_policies, caller_rules };
     Some(TagRoute { name, scope: scope?, rules, created: 0 })
 }
 
@@ -110,11 +110,12 @@ fn read_fallback_policies(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
     Some(policies.into_iter().flatten().collect())
 }
 
-/// Reads one of the `rules`. `default_policies` apply if the rule has no `fallbackPolicy`.
+/// Reads one of the `rules`. The model calls `precedence` priority. `inherited_policies` apply if the rule has no
+/// `fallbackPolicy`.
 fn read_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
-    default_policies: &[FallbackPolicy],
+    inherited_policies: &[FallbackPolicy],
 ) -> Option<TagRule> {
     let fields = element.read_fields(&[
         "precedence",
@@ -126,11 +127,11 @@ fn read_rule(
         "sticky",
     ])?;
     let priority = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.read_number(0, MAX_PRIORITY)?).ok()?,
+        Some(field) => i32::try_from(field.read_number(0, MAX_PRECEDENCE)?).ok()?,
         None => 0,
     };
     let from = match fields.find("from") {
-        Some(field) => read_from(field, &origin.name.namespace)?,
+        Some(field) => read_caller_match(field, &origin.name.namespace)?,
         None => CallerMatch::default(),
     };
     let request_match = match fields.find("match") {
@@ -144,7 +145,7 @@ fn read_rule(
     };
     let fallback_policy = match fields.find("fallbackPolicy") {
         Some(field) => read_fallback_policies(field)?,
-        None => default_policies.to_vec(),
+        None => inherited_policies.to_vec(),
     };
     let sticky = match fields.find("sticky") {
         Some(field) => Some(read_sticky(field)?),
@@ -163,7 +164,7 @@ fn read_rule(
 }
 
 /// Reads the conditions on the caller. The namespace of its service defaults to `namespace`.
-fn read_from(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch> {
+fn read_caller_match(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch> {
     let fields = field.read_fields(&["service", "namespace", "tags"])?;
     let namespace = match fields.find("namespace") {
         Some(field) => field.read_label()?,
@@ -275,4 +276,4 @@ const MAX_TARGETS: usize = 64;
 /// Maximum weight of a target, and maximum `minTotal`.
 const MAX_WEIGHT: u32 = 1_000_000;
 /// Maximum value of the field `precedence`.
-const MAX_PRIORITY: u32 = 1_000_000;
+const MAX_PRECEDENCE: u32 = 1_000_000;

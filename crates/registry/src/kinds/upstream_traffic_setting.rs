@@ -112,7 +112,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
         .require("minRequestAmount")
         .and_then(|field| field.read_number(1, MAX_REQUEST_COUNT));
     let failure_threshold =
-        read_failure_threshold(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
+        read_request_threshold(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
     let slow = read_slow_requests(&fields)?;
     if failure_threshold == RequestThreshold::default() && slow.is_none() {
         field.reject("never opens", "add `errorRatioThreshold` or another threshold");
@@ -156,7 +156,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
 
 /// Reads the conditions for slow requests; `Some(None)` without a threshold for them.
 fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
-    let threshold = read_failure_threshold(fields, "slowAmountThreshold", "slowRatioThreshold")?;
+    let threshold = read_request_threshold(fields, "slowAmountThreshold", "slowRatioThreshold")?;
     let min_duration = match fields.find("slowTimeThreshold") {
         Some(field) => {
             if threshold == RequestThreshold::default() {
@@ -172,9 +172,9 @@ fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
     )
 }
 
-/// Reads a failure threshold from two fields: `amount_key` names the field for a number of requests, and `ratio_key` the
-/// field for a share of requests.
-fn read_failure_threshold(
+/// Reads a threshold for failed or slow requests from two fields: `amount_key` names the field for a number of requests, and
+/// `ratio_key` the field for a share of requests.
+fn read_request_threshold(
     fields: &MapFields<'_>,
     amount_key: &str,
     ratio_key: &str,

@@ -1,4 +1,5 @@
-//! Reads the `leno.dev/v1alpha1` `Workload` kind.
+//! Reads the `leno.dev/v1alpha1` `Workload` kind. A function that returns `None` has recorded a problem with the field, and
+//! the document is rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -29,7 +30,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
     let admission = read_admission(&fields);
     let run = fields.find("run").map(read_command).unwrap_or_default();
     let run_options = Box::new(read_run_options(&fields, &ports));
-    let account = account.filter(|name| accept_account(&fields, &metadata.namespace, name));
+    let account = account.filter(|name| check_account(&fields, &metadata.namespace, name));
     let address = address?;
     let (default_weight, max_weight) = (Weight::DEFAULT.into(), Weight::MAX.into());
     let weight = read_number_or(&fields, "weight", 1, max_weight, default_weight);
@@ -55,9 +56,9 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
     })
 }
 
-/// Returns true if a workload may have this account. Rejects the control plane's account: sidecars would accept a workload
-/// with this account as the control plane.
-fn accept_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
+/// Returns true if a workload may have this account. Rejects the control plane's account, and returns false: sidecars would
+/// accept a workload with this account as the control plane.
+fn check_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
     let is_reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
     if is_reserved {
         let field = fields.find("serviceAccount");
@@ -107,7 +108,7 @@ fn read_ports(fields: &MapFields<'_>) -> Vec<WorkloadPort> {
     ports
 }
 
-/// Reads one of the `ports`. The protocol defaults to detection.
+/// Reads one of the `ports`. Without `protocol`, the sidecar detects the protocol of each connection.
 fn read_port(element: &Field<'_>) -> Option<WorkloadPort> {
     let fields = element.read_fields(&["name", "port", "protocol"])?;
     let name = fields.find("name").map(Field::read_label);
@@ -125,7 +126,7 @@ fn read_port(element: &Field<'_>) -> Option<WorkloadPort> {
     Some(WorkloadPort { name: name.flatten(), port: port?, protocol })
 }
 
-/// Reads the environment variables of the command in `run`.
+/// Reads `env`, the environment variables of the command in `run`. Without `run`, the field is rejected.
 fn read_env(fields: &MapFields<'_>) -> BTreeMap<String, String> {
     let Some(field) = fields.find("env") else {
         return BTreeMap::new();
@@ -151,10 +152,10 @@ fn read_env(fields: &MapFields<'_>) -> BTreeMap<String, String> {
     env
 }
 
-/// Reads `run`, the program and its arguments.
+/// Reads the command in `run`: the program and its arguments. Empty if the field is invalid.
 fn read_command(field: &Field<'_>) -> Vec<String> {
     let NodeValue::Text(text) = field.value() else {
-        return field.read_each(MAX_RUN_ARGUMENTS, Field::read_literal);
+        return field.read_each(MAX_COMMAND_ARGUMENTS, Field::read_literal);
     };
     field.reject(format!("is {}, not a list", field.quoted_value()), command_hint(text));
     Vec::new()
@@ -166,14 +167,14 @@ fn command_hint(text: &str) -> String {
     let is_literal =
         |character: char| character.is_ascii_alphanumeric() || " -_./:=@%+,".contains(character);
     let words: Vec<String> = text.split_whitespace().map(|word| format!("{word:?}")).collect();
-    let list_text = match text.chars().all(is_literal) && text.len() <= MAX_RUN_TEXT_BYTES {
+    let list_text = match text.chars().all(is_literal) && text.len() <= MAX_HINT_COMMAND_BYTES {
         true if !words.is_empty() => format!(": [{}]", words.join(", ")),
         _ => "; for a shell: [\"sh\", \"-c\", \"COMMAND\"]".to_owned(),
     };
     format!("write the program and each argument as an element{list_text}")
 }
 
-/// Reads the settings of the command in `run`. Without a command, they are rejected.
+/// Reads the settings of the command in `run`: `env`, `cwd`, `user` and `readiness`. Without `run`, each of them is rejected.
 fn read_run_options(fields: &MapFields<'_>, ports: &[WorkloadPort]) -> RunOptions {
     for name in ["cwd", "user", "readiness"] {
         if let Some(field) = fields.find(name)
@@ -189,7 +190,7 @@ fn read_run_options(fields: &MapFields<'_>, ports: &[WorkloadPort]) -> RunOption
         env: read_env(fields),
         cwd: fields.find("cwd").and_then(read_directory),
         user: fields.find("user").and_then(read_user),
-        http_get: fields.find("readiness").and_then(|field| read_readiness(field, ports)),
+        readiness: fields.find("readiness").and_then(|field| read_readiness(field, ports)),
     }
 }
 
@@ -328,14 +329,17 @@ fn reject_listeners_on_own_ports(
     address: IpAddr,
     ports: &[WorkloadPort],
 ) {
-    for OutboundListener { listen, .. } in outbound_listeners {
-        let is_same_address = listen.ip() == address || listen.ip().is_unspecified();
+    for OutboundListener { listen: listen_address, .. } in outbound_listeners {
+        let is_same_address =
+            listen_address.ip() == address || listen_address.ip().is_unspecified();
         if is_same_address
-            && ports.iter().any(|port| port.port == listen.port())
+            && ports.iter().any(|port| port.port == listen_address.port())
             && let Some(field) = fields.find("outbound")
         {
             field.reject(
-                format!("an outbound listener uses {listen}, the address of the application"),
+                format!(
+                    "an outbound listener uses {listen_address}, the address of the application"
+                ),
                 "use another port for the listener",
             );
         }
@@ -383,7 +387,7 @@ const MAX_PORTS: usize = 256;
 const MAX_LISTENERS: usize = 1024;
 /// Maximum length of a user name (useradd(8)).
 const MAX_USER_BYTES: usize = 32;
-/// Maximum length of a command that a message repeats as a list.
-const MAX_RUN_TEXT_BYTES: usize = 200;
+/// Maximum length of a command that a hint repeats as a list.
+const MAX_HINT_COMMAND_BYTES: usize = 200;
 /// Maximum number of arguments per command.
-const MAX_RUN_ARGUMENTS: usize = 4096;
+const MAX_COMMAND_ARGUMENTS: usize = 4096;

@@ -6,7 +6,7 @@ use leno_model::{
     ServiceAccount, Workload, WorkloadPort,
 };
 
-use super::suggestion::{existing_names, suggest_name};
+use super::suggestion::{existing_objects, suggest_name};
 use super::{ObjectIndex, WarningCollector};
 use crate::rejections::{DocumentLocation, Warning};
 
@@ -114,7 +114,7 @@ impl ObjectIndex<'_> {
                     suggest_name(
                         namespace,
                         name,
-                        existing_names!(self.accounts.iter()),
+                        existing_objects!(self.accounts.iter()),
                         "add a Workload with this account",
                     ),
                 );

@@ -29,7 +29,7 @@ pub(super) fn lint_group(group: &HttpRouteGroup, collector: &mut WarningCollecto
             lint_path(path, format!("{field}.pathRegex"), collector);
         }
         for header in &named_match.request.headers {
-            lint_field(header, &format!("{field}.headers"), collector);
+            lint_field_match(header, &format!("{field}.headers"), collector);
         }
     }
 }
@@ -62,17 +62,18 @@ struct RequestList<'a> {
 
 /// Returns the request matches of a policy of Leno's own kinds.
 fn request_lists(policy_rule: &ServiceRule) -> Vec<RequestList<'_>> {
-    let list = |field: &str, requests| RequestList { field: field.to_owned(), requests };
-    let of_rule = |(index, requests): (usize, _)| RequestList {
+    let list_at = |field: &str, requests| RequestList { field: field.to_owned(), requests };
+    let list_of_rule = |(index, requests): (usize, _)| RequestList {
         field: format!("spec.rules[{index}].matches"),
         requests,
     };
     match policy_rule {
         ServiceRule::FaultInjection(rules) => {
-            rules.iter().map(|rule| &rule.requests[..]).enumerate().map(of_rule).collect()
+            rules.iter().map(|rule| &rule.requests[..]).enumerate().map(list_of_rule).collect()
         }
         ServiceRule::RateLimit(limits) => {
-            let local = limits.rules.iter().map(|rule| &rule.requests[..]).enumerate().map(of_rule);
+            let local =
+                limits.rules.iter().map(|rule| &rule.requests[..]).enumerate().map(list_of_rule);
             let descriptors = limits.global.iter().flat_map(|global| &global.descriptors);
             let global = descriptors.enumerate().map(|(index, descriptor)| RequestList {
                 field: format!("spec.global.descriptors[{index}].matches"),
@@ -81,10 +82,10 @@ fn request_lists(policy_rule: &ServiceRule) -> Vec<RequestList<'_>> {
             local.chain(global).collect()
         }
         ServiceRule::RequestCheck(RequestCheck::Authorization(authorization)) => {
-            vec![list("spec.matches", &authorization.requests)]
+            vec![list_at("spec.matches", &authorization.requests)]
         }
         ServiceRule::RequestCheck(RequestCheck::Tokens(tokens)) => match &tokens.required {
-            TokenRequirement::Matching(requests) => vec![list("spec.requiredFor", requests)],
+            TokenRequirement::Matching(requests) => vec![list_at("spec.requiredFor", requests)],
             TokenRequirement::Always | TokenRequirement::Never => Vec::new(),
         },
         ServiceRule::OutlierDetection(_)
@@ -116,10 +117,10 @@ fn lint_request(request: &RequestMatch, field: &str, collector: &mut WarningColl
         lint_path(path, format!("{field}.path.value"), collector);
     }
     for (header, index) in request.headers.iter().zip(0..) {
-        lint_field(header, &format!("{field}.headers[{index}].value"), collector);
+        lint_field_match(header, &format!("{field}.headers[{index}].value"), collector);
     }
     for (query, index) in request.query.iter().zip(0..) {
-        lint_field(query, &format!("{field}.queryParams[{index}].value"), collector);
+        lint_field_match(query, &format!("{field}.queryParams[{index}].value"), collector);
     }
 }
 
@@ -147,7 +148,7 @@ fn lint_path(path: &str, field: String, collector: &mut WarningCollector<'_>) {
 }
 
 /// Warns about anchors in the expression for a header or query parameter, and about an unescaped dot in a host name.
-fn lint_field(field_match: &FieldMatch, field: &str, collector: &mut WarningCollector<'_>) {
+fn lint_field_match(field_match: &FieldMatch, field: &str, collector: &mut WarningCollector<'_>) {
     let ValueMatch::Regex(value) = &field_match.value else { return };
     lint_anchors(value, field, collector);
     if HOST_HEADERS.contains(&field_match.name.as_str()) && has_bare_dot(value) {

@@ -5,7 +5,7 @@ use leno_model::{
     RouteGroupName, ServiceName, SubjectScope, Workload, check_subject,
 };
 
-use super::suggestion::{existing_names, suggest_name};
+use super::suggestion::{existing_objects, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
@@ -93,7 +93,7 @@ impl ObjectIndex<'_> {
                     suggest_name(
                         &source.namespace,
                         &source.name,
-                        existing_names!(self.accounts.iter()),
+                        existing_objects!(self.accounts.iter()),
                         "add a Workload with this account",
                     ),
                 );
@@ -173,7 +173,7 @@ impl ObjectIndex<'_> {
                     suggest_name(
                         &group.namespace,
                         &group.name,
-                        existing_names!(self.route_groups.keys()),
+                        existing_objects!(self.route_groups.keys()),
                         "add the HTTPRouteGroup",
                     ),
                 );

@@ -87,7 +87,11 @@ impl<'a> RepeatedMatches<'a> {
 
 impl<'a> ObjectIndex<'a> {
     /// Warns about matches that a preceding rule of this route, or a rule of a route that takes precedence, also has.
-    pub(super) fn lint_repeated(&self, route: &'a HttpRoute, collector: &mut WarningCollector<'_>) {
+    pub(super) fn lint_repeated_matches(
+        &self,
+        route: &'a HttpRoute,
+        collector: &mut WarningCollector<'_>,
+    ) {
         let mut own_matches: HashMap<NormalizedMatch<'_>, usize> = HashMap::new();
         for (rule_index, rule) in route.rules.iter().enumerate() {
             for (index, request) in rule.matches.iter().map(NormalizedMatch::from_match).enumerate()

@@ -4,7 +4,7 @@
 use leno_model::{NoEffect, NoEffectCause, RetryPolicy, ServiceName, describe_tcp_only_services};
 
 use super::service_policy::no_effect_hint;
-use super::suggestion::{existing_names, suggest_name};
+use super::suggestion::{existing_objects, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector};
 
 impl ObjectIndex<'_> {
@@ -19,7 +19,7 @@ impl ObjectIndex<'_> {
                 suggest_name(
                     &source.namespace,
                     &source.name,
-                    existing_names!(self.accounts.iter()),
+                    existing_objects!(self.accounts.iter()),
                     "add a Workload with this account",
                 ),
             );

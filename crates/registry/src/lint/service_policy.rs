@@ -7,7 +7,7 @@ use leno_model::{
     Service, ServiceName, ServicePolicy, ServicePolicyKind, ServicePort, ServiceRule, TargetPort,
 };
 
-use super::suggestion::{existing_names, suggest_name};
+use super::suggestion::{existing_objects, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
@@ -125,7 +125,7 @@ impl ObjectIndex<'_> {
                     suggest_name(
                         namespace,
                         name,
-                        existing_names!(self.services.keys()),
+                        existing_objects!(self.services.keys()),
                         "add the Service",
                     ),
                 );

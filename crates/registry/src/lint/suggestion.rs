@@ -11,15 +11,15 @@ pub(super) struct ExistingObject<'a> {
 }
 
 /// Maps an iterator over objects or names of any kind to [`ExistingObject`]s.
-macro_rules! existing_names {
-    ($names:expr) => {
-        $names.map(|object| $crate::lint::suggestion::ExistingObject {
+macro_rules! existing_objects {
+    ($objects:expr) => {
+        $objects.map(|object| $crate::lint::suggestion::ExistingObject {
             namespace: &object.namespace,
             name: &object.name,
         })
     };
 }
-pub(super) use existing_names;
+pub(super) use existing_objects;
 
 /// Returns the hint for a missing name: the same name in another namespace, a similar name in the same namespace, or
 /// `default_hint`.

@@ -23,7 +23,7 @@ impl ObjectIndex<'_> {
             };
             self.lint_reference(&reference, collector);
         }
-        lint_shadowed(&route.rules, collector);
+        lint_shadowed_rules(&route.rules, collector);
         self.lint_tags(&route.scope, &route.rules, "split", collector);
         let scope_field = match route.scope {
             TagScope::Service(..) => "spec.service",
@@ -184,7 +184,7 @@ fn has_tags(set: &TagSet, workload: &Workload) -> bool {
 }
 
 /// Warns about rules that follow a rule for every request of every client.
-fn lint_shadowed(rules: &TagRules, collector: &mut WarningCollector<'_>) {
+fn lint_shadowed_rules(rules: &TagRules, collector: &mut WarningCollector<'_>) {
     let matches_all = |rule: &leno_model::TagRule| {
         rule.request_match == TagMatch::default() && rule.from == CallerMatch::default()
     };

@@ -4,7 +4,7 @@ use leno_model::{
     RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit, precedence_reason,
 };
 
-use super::suggestion::{existing_names, suggest_name};
+use super::suggestion::{existing_objects, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector};
 use crate::suggest::join_with_or;
 
@@ -111,7 +111,7 @@ impl ObjectIndex<'_> {
                 suggest_name(
                     &group.namespace,
                     &group.name,
-                    existing_names!(self.route_groups.keys()),
+                    existing_objects!(self.route_groups.keys()),
                     "add the HTTPRouteGroup",
                 ),
             );

@@ -151,7 +151,7 @@ fn directory_user_and_readiness_check_of_a_command_are_read() {
     let options = &workload.run_options;
     assert_eq!(options.cwd.as_deref(), Some("/srv/api"));
     assert_eq!(options.user, Some(RunUser::Named("www-data".to_owned())));
-    assert_eq!(options.http_get, Some(HttpGet { port: 80, path: "/ready?full=yes".to_owned() }));
+    assert_eq!(options.readiness, Some(HttpGet { port: 80, path: "/ready?full=yes".to_owned() }));
     for (text, expected) in
         [("1000", RunUser::Numbered(1000, None)), ("'1000:7'", RunUser::Numbered(1000, Some(7)))]
     {

@@ -2,6 +2,7 @@
 
 use super::{MetricFamily, MetricKind};
 
+/// Defines a constant for each metric, and the list of all of them.
 macro_rules! table {
     ($($name:ident $metric:literal $kind:ident $labels:tt $help:literal;)+) => {
         $(

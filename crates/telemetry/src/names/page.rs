@@ -10,7 +10,7 @@ pub fn render_document() -> String {
     render_metric_table(&mut document, sidecar_metrics());
     document.push_str(CONTROL_PLANE_SECTION);
     render_metric_table(&mut document, control::METRICS);
-    document.push_str(LABEL_AND_GRPC_SECTIONS);
+    document.push_str(REFERENCE_SECTIONS);
     document.push_str(ALIAS_SECTION);
     for (name, meaning) in crate::exposition::alias::document_rows() {
         document.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {meaning} |\n"));
@@ -98,7 +98,7 @@ every user of the machine. `leno control --health` serves the metrics too, and, 
 ";
 
 /// The sections about labels, gRPC and durations.
-const LABEL_AND_GRPC_SECTIONS: &str = r#"
+const REFERENCE_SECTIONS: &str = r#"
 ## Labels
 
 | label | values |
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn every_label_is_explained() {
         for label in sidecar_metrics().chain(control::METRICS).flat_map(|metric| metric.labels) {
-            assert!(LABEL_AND_GRPC_SECTIONS.contains(&format!("| `{label}` |")), "{label}");
+            assert!(REFERENCE_SECTIONS.contains(&format!("| `{label}` |")), "{label}");
         }
     }
 }

@@ -4,10 +4,10 @@
 /// Writes the digits of a big-endian number, two for each byte. The length of `number` must be a multiple of
 /// four bytes.
 pub(super) fn write(number: &[u8], output: &mut [u8]) {
-    let (numbers, _) = number.as_chunks::<4>();
-    let (digits, _) = output.as_chunks_mut::<8>();
-    for (number_bytes, group) in numbers.iter().zip(digits) {
-        *group = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*number_bytes))).to_be_bytes();
+    let (byte_groups, _) = number.as_chunks::<4>();
+    let (digit_groups, _) = output.as_chunks_mut::<8>();
+    for (bytes, digits) in byte_groups.iter().zip(digit_groups) {
+        *digits = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*bytes))).to_be_bytes();
     }
 }
 

@@ -136,6 +136,7 @@ fn parse_traceparent(value: &[u8]) -> Option<TraceContext> {
     }
     match hexadecimal::read(version)? {
         0 if !suffix.is_empty() => return None,
+        // The version ff is invalid.
         0xff => return None,
         _ if !suffix.is_empty() && !suffix.starts_with(b"-") => return None,
         _ => {}

@@ -37,7 +37,7 @@ pub enum SessionTransport {
         /// The requested server name, if any.
         server_name: Option<Box<str>>,
         /// The names in the certificate of an external principal; empty for other clients.
-        external_principal: Arc<[Name]>,
+        principal_names: Arc<[Name]>,
     },
 }
 
@@ -45,7 +45,7 @@ pub enum SessionTransport {
 #[derive(Debug, Default)]
 pub(super) struct IngressRules {
     rules: Box<[CompiledIngressRule]>,
-    /// An index of the requests that the rules allow, if there are many rules.
+    /// An index of the requests that the rules allow; absent for few rules (see [`MatchIndex::from_matches`]).
     index: Option<MatchIndex>,
     /// The positions of the rules, by port and client address.
     ports: FxHashMap<u16, AddressRangeIndex>,
@@ -56,17 +56,18 @@ pub(super) struct IngressRules {
 struct CompiledIngressRule {
     decision: PolicyDecision,
     /// The rule as configured.
-    rule: IngressRule,
+    config: IngressRule,
     /// The allowed requests; `None` for all requests.
-    requests: Option<Box<[RequestMatcher]>>,
+    request_matchers: Option<Box<[RequestMatcher]>>,
 }
 
 impl IngressRules {
     pub(super) fn compile(ingress_rules: &[IngressRule]) -> Result<Self, InvalidPattern> {
         let compiled_rules = ingress_rules.iter().map(CompiledIngressRule::compile);
         let rules: Box<[CompiledIngressRule]> = compiled_rules.collect::<Result<_, _>>()?;
-        let requests = rules.iter().map(|rule| rule.requests.as_deref().unwrap_or_default());
-        let index = MatchIndex::from_matches(requests.enumerate());
+        let matchers =
+            rules.iter().map(|rule| rule.request_matchers.as_deref().unwrap_or_default());
+        let index = MatchIndex::from_matches(matchers.enumerate());
         let mut ports: FxHashMap<u16, AddressRangeIndex> = FxHashMap::default();
         for (position, IngressRule { port, ranges, .. }) in ingress_rules.iter().enumerate() {
             ports.entry(*port).or_default().add_rule(position, ranges.as_deref());
@@ -74,16 +75,17 @@ impl IngressRules {
         Ok(Self { rules, index, ports })
     }
 
-    /// Returns the rules that allow this client at a port. Called once per connection.
+    /// Returns the rules that allow this client at a port; `None` is a client without an identity. Called once per
+    /// connection.
     pub(super) fn rules_for_client(
         &self,
-        peer: Option<&SpiffeId>,
+        client: Option<&SpiffeId>,
         port: u16,
         origin: &ConnectionOrigin,
     ) -> RuleSubset {
         let allowing_rules = self
             .rules_for_address(port, origin.address)
-            .filter(|(_, rule)| rule.allows_client(peer, &origin.transport));
+            .filter(|(_, rule)| rule.allows_client(client, &origin.transport));
         RuleSubset::from_rules(
             self.index.as_ref(),
             allowing_rules.map(|(position, _)| position).collect(),
@@ -99,7 +101,7 @@ impl IngressRules {
         address: IpAddr,
     ) -> Option<Protocol> {
         let mut applicable_rules =
-            self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
+            self.rules_for_address(port, address).map(|(_, compiled)| &compiled.config);
         let plaintext_rule = applicable_rules.find(|rule| rule.protocol.is_plaintext())?;
         // The rule found above is never an `Https` rule; the patterns contain it for completeness only.
         Some(match (&plaintext_rule.protocol, protocol) {
@@ -117,7 +119,7 @@ impl IngressRules {
     pub(super) fn skips_client_certificate(&self, port: u16, address: IpAddr) -> bool {
         let skips = |compiled: &CompiledIngressRule| {
             matches!(
-                compiled.rule.protocol,
+                compiled.config.protocol,
                 IngressProtocol::Https { client_certificate: ClientCertificateMode::Skipped, .. }
             )
         };
@@ -127,12 +129,13 @@ impl IngressRules {
     /// True if a rule allows external principals with this address at a port.
     pub(super) fn accepts_external_principals(&self, port: u16, address: IpAddr) -> bool {
         let mut applicable_rules =
-            self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
+            self.rules_for_address(port, address).map(|(_, compiled)| &compiled.config);
         applicable_rules
             .any(|rule| !rule.external_principals.is_empty() && !rule.protocol.is_plaintext())
     }
 
-    /// Returns the position of the first candidate rule that allows a request; `None` if no candidate does.
+    /// Returns the position of the first candidate rule that allows a request; `None` if no candidate does. `path` is
+    /// the kind of the request's path.
     pub(super) fn find_for_request(
         &self,
         candidates: &RuleSubset,
@@ -144,28 +147,28 @@ impl IngressRules {
         };
         match candidates {
             RuleSubset::Few(rules) => rules.iter().copied().find(allows),
-            RuleSubset::Many(positions) => self.find_indexed(positions.as_deref(), request, path),
+            RuleSubset::Many(matches) => self.find_indexed(matches.as_deref(), request, path),
         }
     }
 
-    /// Returns the position of the first candidate rule that allows a request, found by the index. `candidates` are
-    /// positions in the index; all rules are candidates when absent.
+    /// Returns the position of the first candidate rule that allows a request, found by the index. `candidate_matches`
+    /// are the positions of the candidates' matches in the index; all rules are candidates when absent.
     fn find_indexed(
         &self,
-        candidates: Option<&[usize]>,
+        candidate_matches: Option<&[usize]>,
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
         self.index.as_ref()?.first_match_among(
-            candidates,
+            candidate_matches,
             LookupKeys::as_sent(request),
             |rule_position, match_position| {
-                let requests = self.rules.get(rule_position).map(|rule| &rule.requests);
-                requests.is_some_and(|requests| match requests {
+                let matchers = self.rules.get(rule_position).map(|rule| &rule.request_matchers);
+                matchers.is_some_and(|matchers| match matchers {
                     None => true,
-                    // A rule with an empty list of requests allows no request; the index has one entry for it.
-                    Some(requests) => {
-                        let matcher = requests.get(match_position);
+                    // A rule with an empty list of matchers allows no request; the index has one match for it.
+                    Some(matchers) => {
+                        let matcher = matchers.get(match_position);
                         matcher.is_some_and(|matcher| allows_path(matcher, request, path))
                     }
                 })
@@ -175,14 +178,14 @@ impl IngressRules {
 
     /// Returns the position of the first candidate rule that allows opaque bytes; `None` if no candidate does.
     pub(super) fn find_for_bytes(&self, candidates: &RuleSubset) -> Option<usize> {
-        let mut candidates = candidates.matching_rules(self.index.as_ref());
+        let mut positions = candidates.rule_positions(self.index.as_ref());
         let allows_bytes = |compiled: &CompiledIngressRule| {
-            compiled.rule.protocol == IngressProtocol::Tcp && compiled.requests.is_none()
+            compiled.config.protocol == IngressProtocol::Tcp && compiled.request_matchers.is_none()
         };
-        candidates.find(|position| self.rules.get(*position).is_some_and(allows_bytes))
+        positions.find(|position| self.rules.get(*position).is_some_and(allows_bytes))
     }
 
-    /// Returns the decision of the rule at this position.
+    /// Returns the decision of the rule at this position; `None` if there is no such rule.
     pub(super) fn decision(&self, position: usize) -> Option<&PolicyDecision> {
         self.rules.get(position).map(|rule| &rule.decision)
     }
@@ -201,30 +204,30 @@ impl IngressRules {
 
 impl CompiledIngressRule {
     fn compile(rule: &IngressRule) -> Result<Self, InvalidPattern> {
-        let with_policy =
+        let with_object =
             |error: InvalidPattern| error.with_object(ObjectKey::Ingress(rule.policy.clone()));
-        let requests = rule.requests.as_ref().map(|requests| {
+        let request_matchers = rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
         Ok(Self {
             decision: PolicyDecision::from_ingress(&rule.policy),
-            requests: requests.transpose().map_err(with_policy)?,
-            rule: rule.clone(),
+            request_matchers: request_matchers.transpose().map_err(with_object)?,
+            config: rule.clone(),
         })
     }
 
     /// True if the rule allows this request; the rule must allow the client.
     #[inline]
     fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
-        match &self.requests {
+        match &self.request_matchers {
             None => true,
-            Some(requests) => requests.iter().any(|matcher| allows_path(matcher, request, path)),
+            Some(matchers) => matchers.iter().any(|matcher| allows_path(matcher, request, path)),
         }
     }
 
     /// True if the rule allows a client with this identity and transport; the client's address must match.
-    fn allows_client(&self, peer: Option<&SpiffeId>, transport: &SessionTransport) -> bool {
-        let rule = &self.rule;
+    fn allows_client(&self, client: Option<&SpiffeId>, transport: &SessionTransport) -> bool {
+        let rule = &self.config;
         match (&rule.protocol, transport) {
             (
                 IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp,
@@ -232,17 +235,15 @@ impl CompiledIngressRule {
             ) => true,
             (
                 IngressProtocol::Https { client_certificate: certificate_mode, server_names },
-                SessionTransport::Tls { server_name: requested_name, external_principal },
+                SessionTransport::Tls { server_name: requested_name, principal_names },
             ) => {
                 let is_accepted_name = server_names.is_empty()
                     || requested_name.as_ref().is_some_and(|requested_name| {
                         server_names.iter().any(|name| **name == **requested_name)
                     });
-                let is_allowed_client = peer
-                    .is_some_and(|peer| rule.accounts.contains(&peer.account))
-                    || external_principal
-                        .iter()
-                        .any(|name| rule.external_principals.contains(name));
+                let is_allowed_client = client
+                    .is_some_and(|client| rule.accounts.contains(&client.account))
+                    || principal_names.iter().any(|name| rule.external_principals.contains(name));
                 is_accepted_name
                     && (*certificate_mode == ClientCertificateMode::Skipped || is_allowed_client)
             }

@@ -37,7 +37,7 @@ pub(super) struct PolicyRules {
 struct CompiledPolicyRule {
     decision: PolicyDecision,
     /// The rule as configured.
-    rule: PolicyRule,
+    config: PolicyRule,
     /// The request matches of an allow rule; empty for deny rules.
     allow_matchers: Box<[RequestMatcher]>,
     /// The request matches of a deny rule; empty for allow rules.
@@ -88,7 +88,7 @@ impl PolicyRules {
         let request_rules = |action| {
             let numbered_rules = rules.iter().enumerate();
             numbered_rules.filter(move |(_, compiled)| {
-                compiled.rule.action == action && compiled.rule.matches_by_request()
+                compiled.config.action == action && compiled.config.matches_by_request()
             })
         };
         let deny_matchers = request_rules(PolicyAction::Deny)
@@ -97,7 +97,7 @@ impl PolicyRules {
             .map(|(position, rule)| (position, &*rule.allow_matchers));
         Ok(Some(Self {
             peer_index: RuleIndex::build_if_many(rules.len(), || {
-                rules.iter().map(|rule| caller_conditions(&rule.rule.peers)).collect()
+                rules.iter().map(|rule| caller_conditions(&rule.config.peers)).collect()
             }),
             deny_index: MatchIndex::from_matches(deny_matchers),
             allow_index: MatchIndex::from_matches(allow_matchers),
@@ -115,7 +115,7 @@ impl PolicyRules {
             Some(peer_index) => peer_index.rules_for_caller(peer),
         };
         for (position, rule) in
-            positions.filter_map(|position| Some((position, &self.rules.get(position)?.rule)))
+            positions.filter_map(|position| Some((position, &self.rules.get(position)?.config)))
         {
             if !rule.ports.contains(port) || !rule.matches_caller(peer) {
                 continue;
@@ -140,17 +140,17 @@ impl PolicyRules {
     /// Returns the decision for a request; `None` if no rule matches.
     pub(super) fn evaluate_request(
         &self,
-        peer: &PeerRules,
+        peer_rules: &PeerRules,
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<PolicyResult> {
-        if let Some(position) = peer.deny_all {
+        if let Some(position) = peer_rules.deny_all {
             return Some(denied_by(position));
         }
-        if !peer.deny_rules.is_empty() {
+        if !peer_rules.deny_rules.is_empty() {
             let variants = PathVariants::from_path(request.path, path);
             let denies = |matcher: &DenialMatcher| matcher.may_match(request, &variants);
-            let (rules, match_index) = (&peer.deny_rules, self.deny_index.as_ref());
+            let (rules, match_index) = (&peer_rules.deny_rules, self.deny_index.as_ref());
             let keys = LookupKeys::as_interpreted(request, &variants);
             if let Some(position) =
                 self.find_first_match(rules, match_index, keys, |rule| &*rule.deny_matchers, denies)
@@ -158,9 +158,9 @@ impl PolicyRules {
                 return Some(denied_by(position));
             }
         }
-        let allowing_rule = peer.allow_all.or_else(|| {
+        let allowing_rule = peer_rules.allow_all.or_else(|| {
             let allows = |matcher: &RequestMatcher| allows_path(matcher, request, path);
-            let (rules, match_index) = (&peer.allow_rules, self.allow_index.as_ref());
+            let (rules, match_index) = (&peer_rules.allow_rules, self.allow_index.as_ref());
             let keys = LookupKeys::as_sent(request);
             self.find_first_match(rules, match_index, keys, |rule| &*rule.allow_matchers, allows)
         });
@@ -169,27 +169,29 @@ impl PolicyRules {
 
     /// Returns the decision for opaque bytes; `None` if no rule matches. If the port may carry HTTP, a rule that
     /// denies some requests denies all bytes, because they may contain a denied request.
-    pub(super) fn evaluate_bytes(&self, peer: &PeerRules) -> Option<PolicyResult> {
+    pub(super) fn evaluate_bytes(&self, peer_rules: &PeerRules) -> Option<PolicyResult> {
         let request_denial = || {
-            peer.deny_rules
-                .matching_rules(self.deny_index.as_ref())
+            peer_rules
+                .deny_rules
+                .rule_positions(self.deny_index.as_ref())
                 .next()
-                .filter(|_| peer.may_contain_requests)
+                .filter(|_| peer_rules.may_contain_requests)
         };
-        if let Some(position) = peer.deny_all.or_else(request_denial) {
+        if let Some(position) = peer_rules.deny_all.or_else(request_denial) {
             return Some(denied_by(position));
         }
-        peer.allow_all.map(|position| Ok(DecidedBy::Policy(position)))
+        peer_rules.allow_all.map(|position| Ok(DecidedBy::Policy(position)))
     }
 
     /// Returns the decision for opaque bytes that begin with an HTTP request; `None` if no deny rule applies to the
     /// peer. The hidden request is not parsed, so a rule that denies some requests denies every hidden request.
-    pub(super) fn evaluate_hidden_request(&self, peer: &PeerRules) -> Option<PolicyResult> {
-        let request_denial = || peer.deny_rules.matching_rules(self.deny_index.as_ref()).next();
-        peer.deny_all.or_else(request_denial).map(denied_by)
+    pub(super) fn evaluate_hidden_request(&self, peer_rules: &PeerRules) -> Option<PolicyResult> {
+        let request_denial =
+            || peer_rules.deny_rules.rule_positions(self.deny_index.as_ref()).next();
+        peer_rules.deny_all.or_else(request_denial).map(denied_by)
     }
 
-    /// Returns the decision of the rule at this position.
+    /// Returns the decision of the rule at this position; `None` if there is no such rule.
     pub(super) fn decision(&self, position: usize) -> Option<&PolicyDecision> {
         self.rules.get(position).map(|rule| &rule.decision)
     }
@@ -213,7 +215,7 @@ impl PolicyRules {
             self.rules.get(rule_position).is_some_and(|rule| {
                 // A rule with conditions on claims only has no matchers, and one match without conditions in the index.
                 matchers(rule).get(match_position).is_none_or(&is_match)
-                    && rule.rule.claims.iter().all(|claim| has_claim(keys.request, claim))
+                    && rule.config.claims.iter().all(|claim| has_claim(keys.request, claim))
             })
         })
     }
@@ -231,7 +233,7 @@ impl PolicyRules {
             rule.is_some_and(|rule| {
                 let matchers = matchers(rule);
                 (matchers.is_empty() || matchers.iter().any(&is_match))
-                    && rule.rule.claims.iter().all(|claim| has_claim(request, claim))
+                    && rule.config.claims.iter().all(|claim| has_claim(request, claim))
             })
         };
         candidates.iter().find(is_matching_rule).copied()
@@ -244,13 +246,13 @@ impl CompiledPolicyRule {
         let allow_matchers =
             requests_for(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
         let deny_matchers = requests_for(PolicyAction::Deny).map(DenialMatcher::compile);
-        let with_policy =
+        let with_object =
             |error: InvalidPattern| error.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
             decision: PolicyDecision::from_policy(rule.policy.clone(), &rule.name),
-            allow_matchers: allow_matchers.collect::<Result<_, _>>().map_err(with_policy)?,
-            deny_matchers: deny_matchers.collect::<Result<_, _>>().map_err(with_policy)?,
-            rule: rule.clone(),
+            allow_matchers: allow_matchers.collect::<Result<_, _>>().map_err(with_object)?,
+            deny_matchers: deny_matchers.collect::<Result<_, _>>().map_err(with_object)?,
+            config: rule.clone(),
         })
     }
 }

@@ -10,7 +10,7 @@ use leno_model::{
     BalanceAlgorithm, Endpoint, HashKey, LoadBalancing, RepeatedHeader, WorkloadName,
 };
 
-use super::hashing::{self, EndpointHashTable, rendezvous_hash};
+use super::hashing::{self, EndpointHashTable, find_by_rendezvous_hash};
 use super::policy::{
     choose_among_participants, choose_with_slow_start, pick_in_turn, pick_least_loaded,
     pick_random, slow_start_share,
@@ -94,9 +94,12 @@ impl Balancer {
         let slow_start = self.rule.slow_start;
         let share_of = |index| match (slow_start, age_of(index)) {
             (Some(rule), Some(age)) => slow_start_share(rule, age),
+            // More than the full share: the candidate is not in slow start.
             (None, _) | (_, None) => u32::MAX,
         };
         match self.rule.algorithm {
+            // These algorithms differ only in the loads of the candidates: `LeastRequest` ignores latency and recent
+            // failures.
             BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices }
                 if slow_start.is_some() && candidates.len() > 1 =>
             {
@@ -124,7 +127,7 @@ impl Balancer {
         }
     }
 
-    /// Returns the number of this round-robin turn, and increments it.
+    /// Returns the number of this round-robin turn, and increments the number for the next turn.
     fn next_turn(&self) -> usize {
         let turn = self.turn.get();
         self.turn.set(turn.wrapping_add(1));
@@ -154,7 +157,7 @@ fn find_by_key<C: Candidates + ?Sized>(
     let is_usable = |index: usize| index < candidates.len() && candidates.is_usable(index);
     match keyed_candidates {
         KeyedCandidates::HashTable(table) => table.find_endpoint(key.0, is_usable),
-        KeyedCandidates::Few(endpoints) => rendezvous_hash(key.0, endpoints, is_usable),
+        KeyedCandidates::Few(endpoints) => find_by_rendezvous_hash(key.0, endpoints, is_usable),
     }
 }
 

@@ -37,10 +37,10 @@ impl EndpointHashTable {
             name: endpoint.id.workload.to_string(),
             weight: endpoint.weight.unwrap_or_default().as_u16(),
         });
-        let names: Vec<WeightedName> = weighted_names.take(MAX_ENDPOINTS).collect();
+        let weighted_names: Vec<WeightedName> = weighted_names.take(MAX_ENDPOINTS).collect();
         match algorithm {
-            BalanceAlgorithm::RingHash(_) => Some(Self::with_ring(&names)),
-            BalanceAlgorithm::Maglev(_) => Some(Self::with_maglev_table(&names)),
+            BalanceAlgorithm::RingHash(_) => Some(Self::with_ring(&weighted_names)),
+            BalanceAlgorithm::Maglev(_) => Some(Self::with_maglev_table(&weighted_names)),
             BalanceAlgorithm::PeakEwma { .. }
             | BalanceAlgorithm::LeastRequest { .. }
             | BalanceAlgorithm::RoundRobin
@@ -48,8 +48,8 @@ impl EndpointHashTable {
         }
     }
 
-    /// Returns the endpoint for a key: the first available endpoint in the key's sequence, which is the same in every
-    /// sidecar. `None` if no endpoint within the search limit is available.
+    /// Returns the index of the endpoint for a key: the first available endpoint in the key's sequence, which is the
+    /// same in every sidecar. `None` if no endpoint within the search limit is available.
     pub fn find_endpoint(
         &self,
         key: u64,
@@ -75,13 +75,16 @@ impl EndpointHashTable {
     }
 
     /// Builds a hash ring.
-    fn with_ring(names: &[WeightedName]) -> Self {
-        Self::Ring { points: build_ring(names), endpoint_count: names.len() }
+    fn with_ring(weighted_names: &[WeightedName]) -> Self {
+        Self::Ring { points: build_ring(weighted_names), endpoint_count: weighted_names.len() }
     }
 
     /// Builds a Maglev table.
-    fn with_maglev_table(names: &[WeightedName]) -> Self {
-        Self::Table { slots: build_table(names, TABLE_SLOTS), endpoint_count: names.len() }
+    fn with_maglev_table(weighted_names: &[WeightedName]) -> Self {
+        Self::Table {
+            slots: build_table(weighted_names, TABLE_SLOTS),
+            endpoint_count: weighted_names.len(),
+        }
     }
 }
 
@@ -93,8 +96,8 @@ struct WeightedName {
     weight: u16,
 }
 
-/// Returns the first available endpoint in the sequence of endpoints that slots or points belong to. Each endpoint is
-/// tried once; `None` if all are rejected.
+/// Returns the index of the first available endpoint in the sequence of endpoints that slots or points belong to. Each
+/// endpoint is tried once; `None` if all are rejected.
 fn find_available(
     endpoint_indices: impl Iterator<Item = u16>,
     endpoint_count: usize,
@@ -149,9 +152,10 @@ pub fn hash_key(value: &str) -> u64 {
     hash(KEY_SALT, value)
 }
 
-/// Returns the available endpoint of a subset with the highest hash of key and name (rendezvous hashing); `None` if
-/// none is available. The time grows with the number of endpoints, so it is used for subsets without a hash table.
-pub fn rendezvous_hash(
+/// Returns the index of the available endpoint of a subset with the highest hash of key and name (rendezvous hashing);
+/// `None` if none is available. The time grows with the number of endpoints, so it is used for subsets without a hash
+/// table.
+pub fn find_by_rendezvous_hash(
     key: u64,
     endpoints: &[Arc<Endpoint>],
     mut is_available: impl FnMut(usize) -> bool,
@@ -167,10 +171,12 @@ pub fn rendezvous_hash(
 /// and at least one. The unit is [`Weight::DEFAULT`], doubled or halved until the average weight is between half a
 /// unit and one unit. With this unit, the total number of points never exceeds that of equal weights, and an added or
 /// removed endpoint rarely changes the points of other endpoints.
-fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
-    let total_parts =
-        names.iter().map(|endpoint| usize::from(endpoint.weight) * UNIT_PARTS).sum::<usize>();
-    let average_parts = (total_parts / names.len().max(1)).max(1);
+fn build_ring(weighted_names: &[WeightedName]) -> Box<[(u64, u16)]> {
+    let total_parts = weighted_names
+        .iter()
+        .map(|endpoint| usize::from(endpoint.weight) * UNIT_PARTS)
+        .sum::<usize>();
+    let average_parts = (total_parts / weighted_names.len().max(1)).max(1);
     let mut unit_parts = usize::from(Weight::DEFAULT) * UNIT_PARTS;
     while unit_parts < average_parts {
         unit_parts *= 2;
@@ -178,8 +184,8 @@ fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
     while unit_parts / 2 >= average_parts {
         unit_parts /= 2;
     }
-    let mut points: Vec<(u64, u16)> = Vec::with_capacity(RING_POINTS * names.len());
-    for (WeightedName { name, weight }, index) in names.iter().zip(0_u16..) {
+    let mut points: Vec<(u64, u16)> = Vec::with_capacity(RING_POINTS * weighted_names.len());
+    for (WeightedName { name, weight }, index) in weighted_names.iter().zip(0_u16..) {
         let point_count = RING_POINTS * usize::from(*weight) * UNIT_PARTS / unit_parts;
         let salts = (0_u64..).take(point_count.max(1));
         points.extend(salts.map(|salt| (hash(salt, name), index)));
@@ -191,12 +197,12 @@ fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
 /// Builds the slots of a Maglev table (Eisenbud et al., NSDI 2016, §3.4). The endpoints take turns; in its turn, an
 /// endpoint gets the next free slot of its own permutation. The frequency of an endpoint's turns is proportional to
 /// its weight.
-fn build_table(names: &[WeightedName], slot_count: usize) -> Box<[u16]> {
-    if names.is_empty() {
+fn build_table(weighted_names: &[WeightedName], slot_count: usize) -> Box<[u16]> {
+    if weighted_names.is_empty() {
         return Box::default();
     }
     let modulus = slot_count as u64;
-    let mut permutations: Vec<SlotPermutation> = names
+    let mut permutations: Vec<SlotPermutation> = weighted_names
         .iter()
         .map(|WeightedName { name, weight }| SlotPermutation {
             next_slot: hash(OFFSET_SALT, name) % modulus,
@@ -205,7 +211,7 @@ fn build_table(names: &[WeightedName], slot_count: usize) -> Box<[u16]> {
             credit: 0,
         })
         .collect();
-    let greatest_weight = names.iter().map(|endpoint| endpoint.weight).max().unwrap_or(1);
+    let greatest_weight = weighted_names.iter().map(|endpoint| endpoint.weight).max().unwrap_or(1);
     let mut table = vec![FREE_SLOT; slot_count];
     let mut filled_slots = 0;
     loop {
@@ -249,14 +255,14 @@ const RING_POINTS: usize = 128;
 const UNIT_PARTS: usize = 128;
 /// The number of slots of a Maglev table, a prime. The shares of a hundred endpoints differ by about 1 %.
 const TABLE_SLOTS: usize = 16_381;
-/// The maximum number of endpoints in a table or ring; further endpoints receive no keys.
+/// The maximum number of endpoints in a table or ring; further endpoints receive no keys. It bounds the size of a ring.
 const MAX_ENDPOINTS: usize = 4096;
 /// The maximum number of slots or points that are searched for an available endpoint. After that, the default
 /// algorithm chooses one.
 const MAX_SEARCH_STEPS: usize = 4096;
 /// Marks a slot without an endpoint.
 const FREE_SLOT: u16 = u16::MAX;
-/// The salt of the first slot in an endpoint's permutation.
+/// The salt of the first slot in an endpoint's permutation. The salts are ASCII words: `offset`, `skip`, `key`.
 const OFFSET_SALT: u64 = 0x6f66_6673_6574;
 /// The salt of the distance between two slots in an endpoint's permutation.
 const SKIP_SALT: u64 = 0x736b_6970;

@@ -6,7 +6,7 @@ use leno_model::Weight;
 /// The load of a candidate, for comparison with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Requests in progress plus consecutive failures.
+    /// Requests in progress plus consecutive failures, each of which counts like a request.
     pub in_progress: u32,
     /// The logarithmic response time from
     /// [`EndpointLatency::latency_step`](super::EndpointLatency::latency_step); absent if unknown.

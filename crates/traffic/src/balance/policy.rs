@@ -20,7 +20,7 @@ pub fn pick_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Opti
         return Some(index);
     }
     // Consecutive turns select neighbors. Mixing makes the replacement of an unusable candidate independent of the
-    // turn, so that all other candidates are equally likely.
+    // turn, so that all other candidates are equally likely. Every `usize` holds 31 bits.
     nth_available(candidates, usize::try_from(mix_random(turn as u64) >> 33).unwrap_or(0))
 }
 
@@ -35,6 +35,7 @@ pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Optio
     if count > 0 && candidates.is_usable(index) {
         return Some(index);
     }
+    // Every `usize` holds 31 bits.
     nth_available(candidates, usize::try_from(mix_random(random) >> 33).unwrap_or(0))
 }
 

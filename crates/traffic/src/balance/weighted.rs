@@ -56,7 +56,7 @@ pub(super) fn has_weights<C: Candidates + ?Sized>(candidates: &C) -> bool {
 
 /// The multiplier that spreads consecutive values evenly: 2^64 divided by the golden ratio.
 const GOLDEN_RATIO_FRACTION: u64 = 0x9E37_79B9_7F4A_7C15;
-/// The salt that makes the second random number independent of the first.
+/// The salt that makes the second random number independent of the first: `again!` in ASCII.
 const SECOND_PICK_SALT: u64 = 0x6167_6169_6e21;
 
 #[cfg(test)]

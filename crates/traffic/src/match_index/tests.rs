@@ -182,7 +182,7 @@ fn check_lookup<M: IndexedMatch>(
     prop_assert_eq!(matching, (0..rules.len()).filter(rule_matches).collect::<Vec<_>>());
 
     let subset = RuleSubset::from_rules(Some(&index), selected_rules.into());
-    let mut rules_of_subset: Vec<usize> = subset.matching_rules(Some(&index)).collect();
+    let mut rules_of_subset: Vec<usize> = subset.rule_positions(Some(&index)).collect();
     rules_of_subset.dedup();
     prop_assert_eq!(&rules_of_subset, selected_rules);
     prop_assert!(selected_rules.len() < rules.len() || matches!(subset, RuleSubset::Many(None)));

@@ -60,7 +60,7 @@ impl DenialMatcher {
             query: query
                 .map(|(field, parameter)| DeniedParameter {
                     name: normalize_rule_parameter(&field.name).into(),
-                    value: DeniedValue::compile(&field.value, &parameter.value),
+                    value: DeniedValue::compile(&field.value, &parameter.pattern),
                 })
                 .collect(),
         })
@@ -213,7 +213,7 @@ impl DeniedPath {
         }
     }
 
-    /// Returns `Any` for the root, which is a prefix of every path.
+    /// Returns `Any` for the root, which is a prefix of every path, and otherwise the unchanged condition.
     fn unless_root(self) -> Self {
         match self {
             Self::Text { text, .. } if *text == *"/" => Self::Any,
@@ -366,7 +366,7 @@ struct DeniedHeader {
 
 impl DeniedHeader {
     fn compile(field: &FieldMatch, compiled: &HeaderMatcher) -> Self {
-        let value = DeniedValue::compile(&field.value, &compiled.value);
+        let value = DeniedValue::compile(&field.value, &compiled.pattern);
         Self { name: compiled.name.clone(), value }
     }
 
@@ -462,9 +462,9 @@ fn without_blanks(values: &str) -> Box<str> {
     values.split(',').map(str::trim).collect::<Vec<_>>().join(",").into()
 }
 
-/// The headers that override the method of a request in common frameworks.
+/// The headers that override the method of a request in common frameworks, such as Rails and Express.
 const METHOD_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
-/// The query parameters that override the method of a request in common frameworks.
+/// The query parameters that override the method of a request in common frameworks. Rails and Symfony use `_method`.
 const METHOD_PARAMETERS: [&str; 2] = ["_method", "x-http-method-override"];
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use leno_model::{FailureClasses, OutlierDetection};
 
 use super::{EjectionCause, EjectionEvent, EjectionState, FailureEvidence, RequestResult};
 
-/// The outlier detection state of one port.
+/// The outlier detection state of one port. Methods without a description are described at
+/// [`OutlierDetector`](super::OutlierDetector).
 ///
 /// Failure rates are evaluated at the end of each bucket; the endpoint with the highest rate is ejected first.
 /// Consecutive failures are evaluated immediately. Ejected and probed endpoints count against the limits
@@ -195,7 +196,7 @@ impl NativeDetector {
                 }
                 endpoint.is_ejection_prevented = true;
                 if self.may_eject() {
-                    self.eject(
+                    self.eject_endpoint(
                         slot,
                         EjectionCause::ConsecutiveFailures,
                         result.now,
@@ -213,7 +214,7 @@ impl NativeDetector {
             // The request started before the ejection.
             ServiceState::Probed { .. } if !result.probe => {}
             ServiceState::Probed { .. } if result.failed => {
-                self.eject(slot, EjectionCause::Probe, result.now, result.random, events);
+                self.eject_endpoint(slot, EjectionCause::Probe, result.now, result.random, events);
             }
             ServiceState::Probed { successes, in_progress } => {
                 *successes += 1;
@@ -320,8 +321,9 @@ impl NativeDetector {
                 .rev()
                 .max_by(|(_, left), (_, right)| left.total.compare_rates(right.total));
             let Some(worst_endpoint) = worst_endpoint.map(|(slot, _)| slot) else { return };
-            self.eject(worst_endpoint, EjectionCause::FailureRate, now, random, events);
-            // The next ejection has another jitter.
+            self.eject_endpoint(worst_endpoint, EjectionCause::FailureRate, now, random, events);
+            // Derives another random number, so that the next ejection has another jitter. The multiplier is 2^64
+            // divided by the golden ratio.
             random = random.rotate_left(21).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         }
     }
@@ -361,7 +363,7 @@ impl NativeDetector {
 
     /// Ejects an endpoint because of its requests. The ejection time doubles with each successive ejection, up to the
     /// maximum, and is reduced by a random part of the jitter.
-    fn eject(
+    fn eject_endpoint(
         &mut self,
         slot: usize,
         cause: EjectionCause,
@@ -383,6 +385,7 @@ impl NativeDetector {
             rule.ejection_time.base.saturating_mul(factor).min(rule.ejection_time.max);
         let jitter =
             full_ejection_time * u32::from(rule.ejection_time.jitter_percent.min(100)) / 100;
+        // Scales the random number, which is a fraction of 2^64, to the jitter.
         let reduction = (u128::from(random) * jitter.as_nanos()) >> 64;
         let ejection_time =
             full_ejection_time - Duration::from_nanos(u64::try_from(reduction).unwrap_or(0));

@@ -11,7 +11,8 @@ use leno_model::{FailureClasses, SermantRemoval};
 
 use super::{EjectionCause, EjectionEvent, EjectionState, RequestResult};
 
-/// The outlier detection state of the instances of one service, in their order.
+/// The outlier detection state of the instances of one service, in their order. Methods without a description are
+/// described at [`OutlierDetector`](super::OutlierDetector).
 #[derive(Debug)]
 pub struct SermantDetector {
     rule: SermantRemoval,

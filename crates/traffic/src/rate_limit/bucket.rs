@@ -84,7 +84,8 @@ pub(super) struct KeyedBuckets {
     capacity: usize,
 }
 
-/// The time at which each bucket is full again, by key.
+/// The buckets in two generations, by the time of their last use. A bucket is stored as the time at which it is full
+/// again, in nanoseconds, by its key.
 #[derive(Debug, Default)]
 struct Generations {
     /// The buckets that were used since the last change of generations.

@@ -399,16 +399,18 @@ impl Tuning {
         let is_used = f64::from(max_waiting) >= self.limit / 2.0;
         if target < self.limit || is_used {
             let max_limit = f64::from(self.max_limit);
-            self.limit = f64::midpoint(self.limit, target).min(max_limit).max(self.minimum_limit());
+            self.limit = f64::midpoint(self.limit, target).min(max_limit).max(self.min_limit());
         }
     }
 
-    /// True if the latency did not decrease although far fewer requests wait, so that there was no queue. Otherwise, a
-    /// reduction to a quarter becomes the start of the next comparison.
+    /// True if the latency hardly decreased although far fewer requests wait, so that there was no queue. With a queue,
+    /// a limit of a quarter at least halves the latency, and a limit of a half, which is compared at the minimum,
+    /// reduces it by at least a fifth. If there was a queue, a reduction to a quarter becomes the start of the next
+    /// comparison.
     fn detect_ineffective_reduction(&mut self, average: f64) -> bool {
         let Some((limit_before, average_before)) = self.reduced_from else { return false };
         // The minimum may prevent a reduction to a quarter. At the minimum, a reduction to half is compared instead.
-        let is_minimum = self.limit <= self.minimum_limit();
+        let is_minimum = self.limit <= self.min_limit();
         if self.limit < 2.0
             || (is_minimum && self.limit * 2.0 <= limit_before && average > average_before * 0.8)
         {
@@ -428,7 +430,7 @@ impl Tuning {
     }
 
     /// Returns the minimum limit.
-    fn minimum_limit(&self) -> f64 {
+    fn min_limit(&self) -> f64 {
         f64::from(self.rule.min_concurrency.clamp(1, self.max_limit))
     }
 

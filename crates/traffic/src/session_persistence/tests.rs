@@ -68,8 +68,8 @@ fn request_fields(
 #[test]
 fn only_encoded_values_are_parsed() {
     for value in [
-        PersistenceValue { number: 7, started: None, last_sent: None },
-        PersistenceValue { number: u64::MAX, started: Some(0), last_sent: Some(u64::MAX) },
+        PersistenceValue { number: 7, started_at: None, last_sent: None },
+        PersistenceValue { number: u64::MAX, started_at: Some(0), last_sent: Some(u64::MAX) },
     ] {
         assert_eq!(PersistenceValue::parse(&value.encode()), Some(value));
     }
@@ -115,7 +115,7 @@ fn a_value_is_valid_until_one_of_its_limits_expires() {
         let presented = persistence.session_value(&request_view(&fields, "/"), from_seconds(now));
         assert_eq!(presented.is_some(), is_valid, "{rule:?} at {now}");
         if let Some(presented) = presented.filter(|_| rule.absolute_timeout.is_some()) {
-            assert_eq!(presented.started, from_seconds(1_000));
+            assert_eq!(presented.started_at, from_seconds(1_000));
         }
     }
     // A value without times is invalid if there are limits.

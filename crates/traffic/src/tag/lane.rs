@@ -1,4 +1,5 @@
-//! Lanes: the headers that the first service of a lane adds to requests, so that later services can route by them.
+//! Lanes: the headers that the first service of a lane adds to requests, so that later services can route by them. A
+//! mark is the set of headers that a lane adds to a percentage of the requests.
 
 use std::collections::BTreeMap;
 
@@ -31,10 +32,10 @@ struct PortLanes {
 #[derive(Debug)]
 struct CompiledLane {
     matcher: TagMatcher,
-    /// The percentages of requests.
-    shares: WeightedTargets,
-    /// The headers of each share; one share is selected at random.
-    headers_by_share: Box<[Box<[LaneHeader]>]>,
+    /// The percentages of requests that receive each mark.
+    weights: WeightedTargets,
+    /// The headers of each mark; one mark is selected at random.
+    headers_by_mark: Box<[Box<[LaneHeader]>]>,
     origin: RuleOrigin,
     match_slot: MatchSlot,
 }
@@ -71,7 +72,7 @@ impl Lanes {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// Returns the headers to add to a request to a port of the application: those of a random share of the first
+    /// Returns the headers to add to a request to a port of the application: those of a random mark of the first
     /// matching rule. Empty if no rule matches.
     pub fn headers_for_request(
         &self,
@@ -81,7 +82,7 @@ impl Lanes {
     ) -> LaneHeaders<'_> {
         let lane = self.ports.get(&port).and_then(|lanes| lanes.first_match(request));
         let headers = lane.and_then(|lane| {
-            lane.headers_by_share.get(lane.shares.choose_target(ChoicePurpose::Lane, random))
+            lane.headers_by_mark.get(lane.weights.choose_target(ChoicePurpose::Lane, random))
         });
         let rule = lane.map(|lane| (&lane.origin, &lane.match_slot));
         LaneHeaders { rule, headers: headers.map_or(&[], |headers| headers) }
@@ -96,7 +97,7 @@ impl PortLanes {
         Self { lanes, index }
     }
 
-    /// Returns the first matching lane.
+    /// Returns the first matching lane; `None` if no lane matches.
     fn first_match(&self, request: &RequestView<'_>) -> Option<&CompiledLane> {
         let Some(index) = &self.index else {
             return self.lanes.iter().find(|lane| lane.matcher.matches(request));
@@ -118,8 +119,8 @@ impl CompiledLane {
         Ok(Self {
             matcher: TagMatcher::compile(&rule.request_match)
                 .map_err(|error| error.with_object(rule.origin.object_key()))?,
-            shares: WeightedTargets::from_percentages(rule.marks.iter().map(|mark| mark.percent)),
-            headers_by_share: rule.marks.iter().map(|mark| lane_headers(&mark.headers)).collect(),
+            weights: WeightedTargets::from_percentages(rule.marks.iter().map(|mark| mark.percent)),
+            headers_by_mark: rule.marks.iter().map(|mark| lane_headers(&mark.headers)).collect(),
             origin: rule.origin.clone(),
             match_slot: MatchSlot::default(),
         })

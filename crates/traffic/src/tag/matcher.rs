@@ -19,7 +19,9 @@ pub(super) struct TagMatcher {
     pub(super) path: PathMatcher,
     methods: Box<[Box<str>]>,
     pub(super) headers: Box<[NamedValueMatcher]>,
+    /// The number of header tests that must pass.
     pub(super) quorum: Quorum,
+    /// The tested value of a repeated header.
     pub(super) repeated: RepeatedHeader,
     query: Box<[NamedValueMatcher]>,
     cookies: Box<[NamedValueMatcher]>,

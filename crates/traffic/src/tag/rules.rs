@@ -24,10 +24,12 @@ pub(super) struct RulesForCaller {
     pub(super) rules: Box<[CompiledTagRule]>,
     /// The index of `rules`.
     index: RuleIndex,
-    /// The distinct stem patterns of the rules.
-    stems: Box<[Pattern]>,
-    /// The sets for requests without a matching rule, by the combination of matching stems.
-    fallback_sets: Box<[Box<[SetId]>]>,
+    /// The distinct stem patterns of the rules. The stem of a path is the text before its last dot, such as `/report`
+    /// for `/report.pdf`.
+    stem_patterns: Box<[Pattern]>,
+    /// The sets for requests without a matching rule, in order of preference, for each mask of matching stem patterns
+    /// (see [`RulesForCaller::stem_mask`]).
+    sets_without_rule: Box<[Box<[SetId]>]>,
     /// The rules that match the caller, in order of preference.
     pub(super) caller_rules: Box<[CompiledCallerRule]>,
     /// All sets that decisions may select; the first is [`InstanceSet::AllInstances`].
@@ -36,10 +38,10 @@ pub(super) struct RulesForCaller {
     depends_on_request: bool,
 }
 
-/// The index of a set in [`RulesForCaller::sets`].
+/// The ID of a set: its index in [`RulesForCaller::sets`].
 pub(super) type SetId = usize;
 
-/// The index of the set of all instances.
+/// The ID of the set of all instances.
 pub(super) const ALL_INSTANCES: SetId = 0;
 
 /// A compiled [`TagRule`].
@@ -48,11 +50,14 @@ pub(super) struct CompiledTagRule {
     /// The index of the rule among all rules, including those for other callers.
     pub(super) index: usize,
     matcher: TagMatcher,
-    /// The index of the rule's stem pattern, if any.
-    stem: Option<usize>,
+    /// The index of the rule's stem pattern in [`RulesForCaller::stem_patterns`], if any.
+    stem_index: Option<usize>,
+    /// The targets of the rule.
     pub(super) split: CompiledTagSplit,
-    pub(super) fallback: Option<CompiledTagSplit>,
-    pub(super) fallback_policy: Box<[SetId]>,
+    /// The targets that are used if the selected target of `split` has no instances, if any.
+    pub(super) fallback_split: Option<CompiledTagSplit>,
+    /// The sets that are used, in order of preference, if the targets of both splits have no instances.
+    pub(super) fallback_sets: Box<[SetId]>,
     /// The key that assigns a client to a target, and the salt of its hash.
     sticky_key: Option<(StickyKey, u64)>,
 }
@@ -61,7 +66,7 @@ pub(super) struct CompiledTagRule {
 #[derive(Debug)]
 pub(super) struct CompiledTagSplit {
     /// The weights of the targets.
-    shares: WeightedTargets,
+    weights: WeightedTargets,
     /// The set of each target.
     targets: Box<[SetId]>,
     /// The index of the target for the remaining percentage, which is used only if the fallback has no instances.
@@ -73,12 +78,16 @@ pub(super) struct CompiledTagSplit {
 pub(super) struct CompiledCallerRule {
     /// The index of the rule among all rules, including those for other callers.
     pub(super) index: usize,
-    pub(super) shares: WeightedTargets,
+    /// The weights of the targets.
+    pub(super) weights: WeightedTargets,
+    /// The preferred instances of each target.
     pub(super) sets: Box<[InstanceSet]>,
+    /// The minimum share of preferred instances, in percent. With a smaller share, all instances are used.
     pub(super) min_percent: u32,
+    /// The minimum total number of instances for `min_percent`. With fewer instances, `min_percent` is ignored.
     pub(super) min_total: u32,
-    /// True if the next rule is evaluated when this rule does not narrow the instances.
-    pub(super) continues: bool,
+    /// True if the next rule is evaluated when this rule selects all instances.
+    pub(super) continues_to_next: bool,
     /// True if other instances receive the requests when no preferred instance is healthy. False for Sermant's rules,
     /// because Sermant has no such fallback.
     pub(super) has_fallback: bool,
@@ -99,21 +108,21 @@ impl RulesForCaller {
             }
         }
         let mut sets = InstanceSets::default();
-        let stems = StemIndex::from_rules(&applicable_rules)?;
-        let fallback_sets = resolve_fallback_sets(
+        let stem_patterns = StemPatterns::from_rules(&applicable_rules)?;
+        let sets_without_rule = resolve_sets_without_rule(
             &rules.fallback_policy,
             &applicable_rules,
-            &stems,
+            &stem_patterns,
             caller,
             &mut sets,
         );
         let excluded_sets: Vec<InstanceSet> =
-            applicable_rules.iter().flat_map(|(_, rule)| named_sets(rule, caller)).collect();
+            applicable_rules.iter().flat_map(|(_, rule)| sets_by_tags(rule, caller)).collect();
         let mut compiled_rules = Vec::new();
         for (index, rule) in &applicable_rules {
-            let stem = stems.stem_index(rule);
-            let context = ResolveContext { caller, excluded: &excluded_sets };
-            let rule = CompiledTagRule::from_rule(*index, rule, stem, &context, &mut sets)
+            let stem_index = stem_patterns.index_of(rule);
+            let context = ResolveContext { caller, excluded_sets: &excluded_sets };
+            let rule = CompiledTagRule::from_rule(*index, rule, stem_index, &context, &mut sets)
                 .map_err(|error| error.with_object(rule.origin.object_key()))?;
             compiled_rules.push(rule);
         }
@@ -122,8 +131,8 @@ impl RulesForCaller {
         Ok(Self {
             index: RuleIndex::from_rules(&conditions),
             rules: compiled_rules.into(),
-            stems: stems.patterns.into(),
-            fallback_sets,
+            stem_patterns: stem_patterns.patterns.into(),
+            sets_without_rule,
             caller_rules: compile_caller_rules(&rules.caller_rules, caller)?,
             sets: sets.into_boxed(),
             depends_on_request: !rules.rules.is_empty(),
@@ -135,29 +144,30 @@ impl RulesForCaller {
         let mask = self.stem_mask(request);
         let is_match = |index: usize| {
             self.rules.get(index).is_some_and(|rule| {
-                rule.stem.is_none_or(|stem| mask & (1 << stem) != 0)
+                rule.stem_index.is_none_or(|stem_index| mask & (1 << stem_index) != 0)
                     && rule.matcher.matches(request)
             })
         };
         self.index.first_match(request, is_match).and_then(|index| self.rules.get(index))
     }
 
-    /// Returns the sets for a request without a matching rule, in the order of the fallback policy.
-    pub(super) fn unmatched_sets(&self, request: &RequestView<'_>) -> &[SetId] {
+    /// Returns the sets for a request without a matching rule, in the order of the fallback policy. The first set with
+    /// instances is used.
+    pub(super) fn sets_without_rule(&self, request: &RequestView<'_>) -> &[SetId] {
         if !self.depends_on_request {
             return &[ALL_INSTANCES];
         }
-        self.fallback_sets.get(self.stem_mask(request)).map_or(&[], |sets| sets)
+        self.sets_without_rule.get(self.stem_mask(request)).map_or(&[], |sets| sets)
     }
 
     /// Returns a mask with one bit for each stem pattern, which is set if the stem of the request's path matches.
     fn stem_mask(&self, request: &RequestView<'_>) -> usize {
-        if self.stems.is_empty() {
+        if self.stem_patterns.is_empty() {
             return 0;
         }
         let stem = request.path.rsplit_once('.').map_or("", |(stem, _)| stem);
         let matching_stems =
-            self.stems.iter().enumerate().filter(|(_, pattern)| pattern.matches(stem));
+            self.stem_patterns.iter().enumerate().filter(|(_, pattern)| pattern.matches(stem));
         matching_stems.fold(0, |mask, (index, _)| mask | (1 << index))
     }
 }
@@ -166,27 +176,27 @@ impl CompiledTagRule {
     fn from_rule(
         index: usize,
         rule: &TagRule,
-        stem: Option<usize>,
+        stem_index: Option<usize>,
         context: &ResolveContext<'_>,
         sets: &mut InstanceSets,
     ) -> Result<Self, InvalidPattern> {
         let split = CompiledTagSplit::from_split(&rule.split, Remainder::Fallback, context, sets);
-        let fallback = (!rule.fallback.targets.is_empty()).then(|| {
+        let fallback_split = (!rule.fallback.targets.is_empty()).then(|| {
             CompiledTagSplit::from_split(&rule.fallback, Remainder::Unused, context, sets)
         });
         Ok(Self {
             index,
             matcher: TagMatcher::compile(&rule.request_match)?,
-            stem,
+            stem_index,
             split,
-            fallback,
-            fallback_policy: context.resolve_fallbacks(&rule.fallback_policy, sets),
+            fallback_split,
+            fallback_sets: context.resolve_fallback_policy(&rule.fallback_policy, sets),
             sticky_key: rule.sticky.clone().map(|sticky_key| (sticky_key, rule_salt(rule))),
         })
     }
 
-    /// Returns a number that is the same for all requests of a client; `None` if the rule has no sticky key or the
-    /// request has no value for it.
+    /// Returns the sticky point: a number that is the same for all requests of a client. `None` if the rule has no
+    /// sticky key or the request has no value for it.
     pub(super) fn sticky_point(&self, request: &RequestView<'_>) -> Option<u64> {
         let (sticky_key, salt) = self.sticky_key.as_ref()?;
         let value = match sticky_key {
@@ -220,18 +230,18 @@ impl CompiledTagSplit {
         context: &ResolveContext<'_>,
         sets: &mut InstanceSets,
     ) -> Self {
-        let (shares, has_remainder) = WeightedTargets::from_split(split);
+        let (weights, has_remainder) = WeightedTargets::from_split(split);
         let targets = split.targets.iter();
         let mut targets: Vec<SetId> =
-            targets.map(|target| sets.set_id(context.resolve_set(&target.set))).collect();
+            targets.map(|target| sets.add_set(context.resolve_set(&target.set))).collect();
         let mut remainder_target = None;
         if has_remainder && matches!(remainder, Remainder::Fallback) {
             remainder_target = Some(targets.len());
             let excluded =
                 InstanceSet::excluding(InstanceSet::from_targets(&split.targets, context.caller));
-            targets.push(sets.set_id(excluded));
+            targets.push(sets.add_set(excluded));
         }
-        Self { shares, targets: targets.into(), remainder_target }
+        Self { weights, targets: targets.into(), remainder_target }
     }
 
     /// Selects a target at random, or by the sticky point of the client. Returns the index and the set of the target;
@@ -243,9 +253,9 @@ impl CompiledTagSplit {
         random: &mut impl RandomChoice,
     ) -> Option<(usize, SetId)> {
         let index =
-            match sticky_point.and_then(|point| point.checked_rem(self.shares.total_points())) {
-                Some(point) => self.shares.target_at(point),
-                None => self.shares.choose_target(purpose, random),
+            match sticky_point.and_then(|point| point.checked_rem(self.weights.total_points())) {
+                Some(point) => self.weights.target_at(point),
+                None => self.weights.choose_target(purpose, random),
             };
         self.targets.get(index).map(|set| (index, *set))
     }
@@ -255,110 +265,117 @@ impl CompiledTagSplit {
 struct ResolveContext<'a> {
     caller: &'a CallerAttributes,
     /// The sets that the default set excludes.
-    excluded: &'a [InstanceSet],
+    excluded_sets: &'a [InstanceSet],
 }
 
 impl ResolveContext<'_> {
     /// Resolves the set of a target.
     fn resolve_set(&self, set: &TagSet) -> InstanceSet {
         match InstanceSet::resolve(set, self.caller, &[]) {
-            // Sorted and without duplicates, so that equal default sets have the same ID.
-            InstanceSet::Except(_) => InstanceSet::excluding(self.excluded.to_vec()),
+            // The default set is built by `excluding`, which sorts the excluded sets and removes duplicates. Equal
+            // default sets thus have the same ID.
+            InstanceSet::Except(_) => InstanceSet::excluding(self.excluded_sets.to_vec()),
             set => set,
         }
     }
 
     /// Resolves the sets of a fallback policy, in order.
-    fn resolve_fallbacks(
+    fn resolve_fallback_policy(
         &self,
         fallback_policy: &[FallbackPolicy],
         sets: &mut InstanceSets,
     ) -> Box<[SetId]> {
-        let set = |fallback_policy: &FallbackPolicy| match fallback_policy {
+        let resolve = |fallback: &FallbackPolicy| match fallback {
             FallbackPolicy::Any => ALL_INSTANCES,
-            FallbackPolicy::Default => sets.set_id(InstanceSet::excluding(self.excluded.to_vec())),
+            FallbackPolicy::Default => {
+                sets.add_set(InstanceSet::excluding(self.excluded_sets.to_vec()))
+            }
         };
-        fallback_policy.iter().map(set).collect()
+        fallback_policy.iter().map(resolve).collect()
     }
 }
 
-/// The distinct sets of all rules, with their indices.
+/// The distinct sets of all rules, with their IDs.
 struct InstanceSets {
-    ids: BTreeMap<InstanceSet, SetId>,
+    ids_by_set: BTreeMap<InstanceSet, SetId>,
 }
 
 impl Default for InstanceSets {
     fn default() -> Self {
-        Self { ids: BTreeMap::from([(InstanceSet::AllInstances, ALL_INSTANCES)]) }
+        Self { ids_by_set: BTreeMap::from([(InstanceSet::AllInstances, ALL_INSTANCES)]) }
     }
 }
 
 impl InstanceSets {
-    /// Returns the index of a set; adds the set if it is new.
-    fn set_id(&mut self, set: InstanceSet) -> SetId {
-        let next_id = self.ids.len();
-        *self.ids.entry(set).or_insert(next_id)
+    /// Returns the ID of a set; adds the set if it is new.
+    fn add_set(&mut self, set: InstanceSet) -> SetId {
+        let next_id = self.ids_by_set.len();
+        *self.ids_by_set.entry(set).or_insert(next_id)
     }
 
+    /// Returns the sets, ordered by ID.
     fn into_boxed(self) -> Box<[InstanceSet]> {
-        let mut sets: Vec<(InstanceSet, SetId)> = self.ids.into_iter().collect();
+        let mut sets: Vec<(InstanceSet, SetId)> = self.ids_by_set.into_iter().collect();
         sets.sort_by_key(|(_, id)| *id);
         sets.into_iter().map(|(set, _)| set).collect()
     }
 }
 
 /// The distinct stem patterns of the rules.
-struct StemIndex<'a> {
+struct StemPatterns<'a> {
+    /// The text of each pattern.
     texts: Vec<&'a str>,
     patterns: Vec<Pattern>,
 }
 
-impl<'a> StemIndex<'a> {
+impl<'a> StemPatterns<'a> {
     fn from_rules(rules: &[(usize, &'a TagRule)]) -> Result<Self, InvalidPattern> {
-        let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
+        let mut stem_patterns = Self { texts: Vec::new(), patterns: Vec::new() };
         for (_, rule) in rules {
             let Some(text) = rule.request_match.stem.as_deref() else { continue };
-            // The configuration readers reject more stems, because each stem doubles the number of lists.
-            if stems.texts.contains(&text) || stems.texts.len() == MAX_STEMS {
+            // The configuration readers reject more patterns, because each pattern doubles the number of masks.
+            if stem_patterns.texts.contains(&text) || stem_patterns.texts.len() == MAX_STEMS {
                 continue;
             }
             let pattern = Pattern::compile(text).map_err(|cause| {
                 InvalidPattern::new(text, PatternField::Path, cause)
                     .with_object(rule.origin.object_key())
             })?;
-            stems.texts.push(text);
-            stems.patterns.push(pattern);
+            stem_patterns.texts.push(text);
+            stem_patterns.patterns.push(pattern);
         }
-        Ok(stems)
+        Ok(stem_patterns)
     }
 
     /// Returns the index of a rule's stem pattern; `None` if the rule has none.
-    fn stem_index(&self, rule: &TagRule) -> Option<usize> {
+    fn index_of(&self, rule: &TagRule) -> Option<usize> {
         let text = rule.request_match.stem.as_deref()?;
         self.texts.iter().position(|listed| *listed == text)
     }
 }
 
 /// Returns the sets of a rule's targets that are defined by tags.
-fn named_sets(rule: &TagRule, caller: &CallerAttributes) -> Vec<InstanceSet> {
+fn sets_by_tags(rule: &TagRule, caller: &CallerAttributes) -> Vec<InstanceSet> {
     InstanceSet::from_targets(&rule.split.targets, caller)
 }
 
-/// Returns the sets for requests without a matching rule: one list for each combination of matching stems.
-fn resolve_fallback_sets(
+/// Returns the sets for requests without a matching rule: one list for each mask of matching stem patterns.
+fn resolve_sets_without_rule(
     fallback_policy: &[FallbackPolicy],
     rules: &[(usize, &TagRule)],
-    stems: &StemIndex<'_>,
+    stem_patterns: &StemPatterns<'_>,
     caller: &CallerAttributes,
     sets: &mut InstanceSets,
 ) -> Box<[Box<[SetId]>]> {
-    let lists = (0..1_usize << stems.texts.len()).map(|mask| {
-        let may_match =
-            |rule: &TagRule| stems.stem_index(rule).is_none_or(|index| mask & (1 << index) != 0);
+    let lists = (0..1_usize << stem_patterns.texts.len()).map(|mask| {
+        let may_match = |rule: &TagRule| {
+            stem_patterns.index_of(rule).is_none_or(|index| mask & (1 << index) != 0)
+        };
         let possible_rules = rules.iter().filter(|(_, rule)| may_match(rule));
-        let excluded: Vec<InstanceSet> =
-            possible_rules.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
-        ResolveContext { caller, excluded: &excluded }.resolve_fallbacks(fallback_policy, sets)
+        let excluded_sets: Vec<InstanceSet> =
+            possible_rules.flat_map(|(_, rule)| sets_by_tags(rule, caller)).collect();
+        ResolveContext { caller, excluded_sets: &excluded_sets }
+            .resolve_fallback_policy(fallback_policy, sets)
     });
     lists.collect()
 }
@@ -383,7 +400,7 @@ impl CompiledCallerRule {
     fn from_rule(index: usize, rule: &CallerRule, caller: &CallerAttributes) -> Self {
         let targets = rule.split.targets.iter().filter(|target| target_applies_to(target, caller));
         let split = TagSplit { targets: targets.cloned().collect(), weights: rule.split.weights };
-        let (shares, has_remainder) = WeightedTargets::from_split(&split);
+        let (weights, has_remainder) = WeightedTargets::from_split(&split);
         let targets = split.targets.iter();
         let mut sets: Vec<InstanceSet> =
             targets.map(|target| InstanceSet::resolve(&target.set, caller, &[])).collect();
@@ -392,11 +409,11 @@ impl CompiledCallerRule {
         }
         Self {
             index,
-            shares,
+            weights,
             sets: sets.into(),
             min_percent: rule.min_percent,
             min_total: rule.min_total,
-            continues: rule.continues,
+            continues_to_next: rule.continues,
             has_fallback: rule.origin.dialect != TagDialect::Sermant,
         }
     }

@@ -11,7 +11,7 @@ use crate::request::RequestView;
 /// One possible routing result.
 #[derive(Debug, Clone)]
 pub struct TagOutcome {
-    /// The probability, from 0 to 1.
+    /// The share of requests with this result, which is its probability; from 0 to 1.
     pub share: f64,
     /// The index of the matching rule; absent if none matches.
     pub rule: Option<usize>,
@@ -94,15 +94,15 @@ impl ScriptedChoice {
 }
 
 impl RandomChoice for ScriptedChoice {
-    fn pick_target(&mut self, _: ChoicePurpose, shares: &WeightedTargets) -> usize {
+    fn pick_target(&mut self, _: ChoicePurpose, targets: &WeightedTargets) -> usize {
         if self.position == self.choices.len() {
             // The last index stands for the points that belong to no target.
-            self.choices.push((0, shares.len() + 1));
+            self.choices.push((0, targets.len() + 1));
         }
         let selected = self.choices.get(self.position).map_or(0, |(selected, _)| *selected);
         self.position += 1;
         self.probability *=
-            shares.target_points(selected) as f64 / shares.total_points().max(1) as f64;
+            targets.target_points(selected) as f64 / targets.total_points().max(1) as f64;
         selected
     }
 }

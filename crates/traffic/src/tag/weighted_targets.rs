@@ -109,15 +109,15 @@ pub enum ChoicePurpose {
 /// A source of random choices.
 pub trait RandomChoice {
     /// Returns the index of the selected target; the number of targets if no target is selected.
-    fn pick_target(&mut self, purpose: ChoicePurpose, shares: &WeightedTargets) -> usize;
+    fn pick_target(&mut self, purpose: ChoicePurpose, targets: &WeightedTargets) -> usize;
 }
 
 /// Chooses by uniform random numbers of 64 bits, which the function returns.
 impl<F: FnMut() -> u64> RandomChoice for F {
-    fn pick_target(&mut self, _: ChoicePurpose, shares: &WeightedTargets) -> usize {
+    fn pick_target(&mut self, _: ChoicePurpose, targets: &WeightedTargets) -> usize {
         // Totals are far below 64 bits, so the bias of the remainder is negligible.
-        let point = self().checked_rem(shares.total_points).unwrap_or(0);
-        shares.target_at(point)
+        let point = self().checked_rem(targets.total_points).unwrap_or(0);
+        targets.target_at(point)
     }
 }
 

@@ -115,7 +115,7 @@ pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     (bytes, false)
 }
 
-/// Decodes one layer of escapes: `%xx`, `%uxxxx` as in IIS, and overlong UTF-8.
+/// Decodes one layer of escapes: `%xx`, `%uxxxx` as in IIS, and overlong UTF-8. Invalid escapes stay unchanged.
 pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut remaining = bytes;
@@ -138,7 +138,8 @@ pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did.
+/// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did. Returns the
+/// character and the following bytes; `None` for other bytes.
 fn decode_overlong(first: u8, following: &[u8]) -> Option<(char, &[u8])> {
     let (continuation_length, bits, minimum) = match first {
         0xC0..=0xC1 => (1, first & 0x1F, 0x80),
@@ -157,13 +158,13 @@ fn decode_overlong(first: u8, following: &[u8]) -> Option<(char, &[u8])> {
     Some((char::from_u32(number).filter(|_| number < minimum)?, remainder))
 }
 
-/// Decodes the two hexadecimal digits of `%xx`. Returns the byte and the following bytes.
+/// Decodes the two hexadecimal digits of `%xx`. Returns the byte and the following bytes; `None` for other text.
 fn byte_escape(escape: &[u8]) -> Option<(u8, &[u8])> {
     let [high, low, remainder @ ..] = escape else { return None };
     Some((hex_digit(*high)? << 4 | hex_digit(*low)?, remainder))
 }
 
-/// Decodes `uxxxx` after a percent sign. Returns the character and the following bytes.
+/// Decodes `uxxxx` after a percent sign. Returns the character and the following bytes; `None` for other text.
 fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
     let [b'u' | b'U', digits @ ..] = escape else { return None };
     let (digits, remainder) = digits.split_at_checked(4)?;

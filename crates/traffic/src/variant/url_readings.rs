@@ -86,11 +86,12 @@ fn remove_line_breaks(path: &str) -> Option<String> {
 
 /// Decodes invalid UTF-8 as Latin-1; `None` for valid UTF-8.
 fn decode_latin1(bytes: &[u8]) -> Option<String> {
-    let is_latin = std::str::from_utf8(bytes).is_err();
-    is_latin.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
+    let is_invalid_utf8 = std::str::from_utf8(bytes).is_err();
+    is_invalid_utf8.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
 }
 
-/// The maximum number of alternative paths. A path with more alternatives is treated as any path.
+/// The maximum number of alternative paths. It bounds the work for one request. A path with more alternatives is
+/// treated as any path.
 const MAX_ALTERNATIVES: usize = 8;
 /// The maximum total length of alternative paths in bytes.
 const MAX_ALTERNATIVE_BYTES: usize = 16 * 1024;

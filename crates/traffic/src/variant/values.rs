@@ -79,7 +79,7 @@ fn unquote(text: &str) -> String {
     unquoted
 }
 
-/// Decodes an octal escape of three digits. Returns the character and the following text.
+/// Decodes an octal escape of three digits. Returns the character and the following text; `None` for other text.
 fn decode_octal(escape: &str) -> Option<(char, &str)> {
     let (digits, remainder) = escape.split_at_checked(3)?;
     let is_octal = digits.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
@@ -119,8 +119,8 @@ const BYTE_KINDS: [u8; 256] = {
     kinds
 };
 
-/// The maximum number of values of a header or a parameter that are compared with a rule. With more values, every rule
-/// matches.
+/// The maximum number of values of a header or a parameter that are compared with a rule. It bounds the work for one
+/// request. With more values, every rule matches.
 const MAX_COMPARED_VALUES: usize = 1024;
 
 #[cfg(test)]

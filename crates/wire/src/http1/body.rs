@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytes::BytesMut;
 
-use super::chunk_extension::{ChunkExtension, ExtensionProgress};
+use super::chunk_extension::{ChunkExtensionParser, ExtensionProgress};
 use super::cursor::{Cursor, parse_section};
 use super::field::read_field_line;
 use super::{BodyLength, FieldKind, MAX_FIELDS, Malformed, ParseProgress};
@@ -30,6 +30,7 @@ pub struct DecodedPiece {
     pub complete: bool,
 }
 
+/// The element of the body that the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
 enum DecoderState {
     /// In a body with `Content-Length`: the number of bytes still to come.
@@ -39,7 +40,7 @@ enum DecoderState {
     /// After the size of a chunk, in the same line.
     ChunkExtension {
         size: u64,
-        extension: ChunkExtension,
+        extension: ChunkExtensionParser,
     },
     /// In the data of a chunk: the number of bytes still to come.
     ChunkData(u64),
@@ -185,7 +186,7 @@ impl BodyDecoder {
                 (b'\r', None) => Ok(0),
                 (b'\r' | b'\n', _) => Err(Malformed::LineEnd),
                 (b';' | b' ' | b'\t', _) => {
-                    let extension = ChunkExtension::default();
+                    let extension = ChunkExtensionParser::default();
                     self.state = DecoderState::ChunkExtension { size, extension };
                     Ok(index)
                 }
@@ -200,7 +201,7 @@ impl BodyDecoder {
     fn read_chunk_extension(
         &mut self,
         size: u64,
-        mut extension: ChunkExtension,
+        mut extension: ChunkExtensionParser,
         bytes: &[u8],
     ) -> Result<usize, Malformed> {
         let (length, progress) = extension.read(bytes)?;

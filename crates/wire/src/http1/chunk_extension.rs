@@ -7,7 +7,7 @@ use super::cursor::{TOKEN, is_in_class};
 /// A parser of the extensions of one chunk (RFC 9112 §7.1.1): `*( BWS ";" BWS name [ BWS "=" BWS ( token /
 /// quoted-string ) ] )`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ChunkExtension(GrammarState);
+pub(super) struct ChunkExtensionParser(GrammarState);
 
 /// The element of the grammar that the next byte belongs to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,7 +28,7 @@ enum GrammarState {
     LineEnd,
 }
 
-/// The result of [`ChunkExtension::read`].
+/// The result of [`ChunkExtensionParser::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExtensionProgress {
     /// The end of the line has not arrived.
@@ -37,7 +37,7 @@ pub(super) enum ExtensionProgress {
     Complete,
 }
 
-impl ChunkExtension {
+impl ChunkExtensionParser {
     /// Reads `bytes` up to the end of the line. Returns the number of bytes that belong to the line.
     ///
     /// # Errors
@@ -77,6 +77,7 @@ impl GrammarState {
             (Self::BeforeValue | Self::Value, _) if is_token => Self::Value,
             (Self::Quoted, b'"') => Self::Item,
             (Self::Quoted, b'\\') => Self::Escaped,
+            // `qdtext` and the second byte of a `quoted-pair` (RFC 9110 §5.6.4).
             (Self::Quoted | Self::Escaped, b'\t' | b' '..=b'~' | 0x80..) => Self::Quoted,
             _ => return None,
         })

@@ -100,7 +100,7 @@ fn is_name<const N: usize>(name: &[u8], expected: &[u8; N]) -> bool {
 
 /// The connection and body properties of one head's fields.
 #[derive(Default)]
-pub(super) struct FieldSection {
+pub(super) struct FieldProperties {
     /// The value of `Host`; `None` without the field.
     pub(super) host: Option<ByteSpan>,
     /// True for `Expect: 100-continue`.
@@ -131,9 +131,9 @@ struct ConnectionOptions {
     option_count: usize,
 }
 
-impl FieldSection {
+impl FieldProperties {
     /// Reads field lines up to and including the final empty line. `self` must be new: it is filled in place, because
-    /// returning a section would copy it for each head.
+    /// returning the properties would copy them for each head.
     pub(super) fn read(
         &mut self,
         cursor: &mut Cursor<'_>,

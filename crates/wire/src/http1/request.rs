@@ -1,7 +1,7 @@
 //! Parses request heads.
 
 use super::cursor::{Cursor, TARGET, TOKEN, parse_section};
-use super::field::{self, FieldSection};
+use super::field::{self, FieldProperties};
 use super::target::{RequestTarget, parse_valid_target, split_authority};
 use super::{BodyLength, ByteSpan, HeaderField, Http1Version, Malformed, ParseProgress};
 
@@ -80,9 +80,9 @@ impl RequestHead {
         // Some clients send one empty line before the request line (RFC 9112 §2.2).
         cursor.skip(b"\r\n");
         self.read_request_line(cursor)?;
-        let mut section = FieldSection::default();
-        section.read(cursor, &mut self.fields)?;
-        self.host = section.host;
+        let mut properties = FieldProperties::default();
+        properties.read(cursor, &mut self.fields)?;
+        self.host = properties.host;
         match self.host.map(|host| host.slice_in(cursor.bytes)) {
             None if self.version == Http1Version::Http11 => return Err(Malformed::HostMissing),
             // HTTP/1.0 requires no `Host`, and an empty `Host` is valid (RFC 9112 §3.2).
@@ -91,19 +91,19 @@ impl RequestHead {
                 split_authority(host)?;
             }
         }
-        self.body = section.body_length(self.version)?.unwrap_or_default();
+        self.body = properties.body_length(self.version)?.unwrap_or_default();
         if self.method.slice_in(cursor.bytes) == b"CONNECT" {
             if !matches!(self.body, BodyLength::Empty | BodyLength::ContentLength(0)) {
                 return Err(Malformed::BodyForbidden);
             }
             self.body = BodyLength::Empty;
         }
-        self.keep_alive = section.is_persistent(self.version);
-        self.upgrade = section.is_upgrade(self.version);
-        self.websocket = self.upgrade && section.lists_only_websocket();
-        self.http2 = section.offers_http2(self.version);
-        self.authenticates_connection = section.authenticates_connection;
-        self.expect_continue = section.expect_continue && self.version == Http1Version::Http11;
+        self.keep_alive = properties.is_persistent(self.version);
+        self.upgrade = properties.is_upgrade(self.version);
+        self.websocket = self.upgrade && properties.lists_only_websocket();
+        self.http2 = properties.offers_http2(self.version);
+        self.authenticates_connection = properties.authenticates_connection;
+        self.expect_continue = properties.expect_continue && self.version == Http1Version::Http11;
         Ok(())
     }
 

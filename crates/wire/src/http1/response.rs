@@ -1,7 +1,7 @@
 //! Parses response heads.
 
 use super::cursor::{Cursor, parse_section};
-use super::field::{self, FieldSection};
+use super::field::{self, FieldProperties};
 use super::request::read_version;
 use super::{BodyLength, ByteSpan, FieldKind, HeaderField, Http1Version, Malformed, ParseProgress};
 
@@ -121,9 +121,9 @@ impl ResponseHead {
         request_kind: RequestKind,
     ) -> Result<(), Malformed> {
         self.read_status_line(cursor)?;
-        let mut section = FieldSection::default();
-        section.read(cursor, &mut self.fields)?;
-        let declared_length = section.body_length(self.version)?;
+        let mut properties = FieldProperties::default();
+        properties.read(cursor, &mut self.fields)?;
+        let declared_length = properties.body_length(self.version)?;
         self.tunnel = self.status == 101
             || (request_kind == RequestKind::Connect && matches!(self.status, 200..=299));
         self.body = match declared_length {
@@ -135,10 +135,10 @@ impl ResponseHead {
             Some(length) => length,
             None => BodyLength::UntilClose,
         };
-        self.keep_alive = section.is_persistent(self.version)
+        self.keep_alive = properties.is_persistent(self.version)
             && self.body != BodyLength::UntilClose
             && !self.tunnel;
-        self.upgrade = section.is_upgrade(self.version);
+        self.upgrade = properties.is_upgrade(self.version);
         Ok(())
     }
 

@@ -17,6 +17,7 @@ pub(super) fn count_before_control(block: &Block) -> usize {
 #[expect(clippy::arithmetic_side_effects, reason = "each byte wraps around for itself")]
 pub(super) fn count_common_name_bytes(block: &Block) -> usize {
     let bytes = u8x16::new(*block);
+    // The bit 0x20 turns an upper-case letter into its lower-case letter.
     let letters = mask_at_most((bytes | u8x16::splat(0x20)) - u8x16::splat(b'a'), b'z' - b'a');
     let digits = mask_at_most(bytes - u8x16::splat(b'0'), 9);
     let dashes = bytes.simd_eq(u8x16::splat(b'-'));

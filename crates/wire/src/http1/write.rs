@@ -148,6 +148,7 @@ struct FieldSelection<'a> {
     keep_length: bool,
     /// True if `Upgrade` is forwarded.
     keep_upgrade: bool,
+    /// As in [`RequestEdits`], like `replace`.
     remove: &'a [Box<str>],
     /// Compares the name of a field with a name in `remove`.
     names_match: fn(&[u8], &[u8]) -> bool,
@@ -178,11 +179,13 @@ impl<'a> FieldSelection<'a> {
         if is_forwarded { FieldAction::Keep } else { FieldAction::Drop }
     }
 
+    /// True unless an edit removes or replaces the field.
     #[inline]
     fn is_kept(&self, bytes: &[u8], name: ByteSpan) -> bool {
         !self.is_selective || !self.is_dropped(bytes, name)
     }
 
+    /// True if `remove` or `replace` contains the name.
     fn is_dropped(&self, bytes: &[u8], name: ByteSpan) -> bool {
         let name = name.slice_in(bytes);
         self.remove.iter().any(|removed| (self.names_match)(name, removed.as_bytes()))
@@ -240,8 +243,8 @@ fn line_end(bytes: &[u8], field: &HeaderField) -> usize {
     if after_value.starts_with(b"\r\n") {
         return end.saturating_add(2);
     }
-    let blank_count = after_value.iter().take_while(|byte| **byte != b'\n').count();
-    end.saturating_add(blank_count).saturating_add(1)
+    let bytes_before_lf = after_value.iter().take_while(|byte| **byte != b'\n').count();
+    end.saturating_add(bytes_before_lf).saturating_add(1)
 }
 
 /// Appends the field that declares the body length, unless a received `Content-Length` was copied.

@@ -48,14 +48,15 @@ impl FrameHeader {
     }
 
     pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
-        let [_, a, b, c] = self.length.to_be_bytes();
-        let [d, e, f, g] = self.stream.number().to_be_bytes();
-        [a, b, c, self.flags | self.kind as u8, d, e, f, g]
+        let [_, length_0, length_1, length_2] = self.length.to_be_bytes();
+        let [id_0, id_1, id_2, id_3] = self.stream.number().to_be_bytes();
+        [length_0, length_1, length_2, self.flags | self.kind as u8, id_0, id_1, id_2, id_3]
     }
 
     /// Reads the header at the start of `input` without consuming it; `None` if it is incomplete.
     pub(super) fn peek(input: &[u8]) -> Result<Option<Self>, LinkError> {
-        let Some(&[a, b, c, kind_and_flags, d, e, f, g]) = input.first_chunk::<HEADER_BYTES>()
+        let Some(&[length_0, length_1, length_2, kind_and_flags, id_0, id_1, id_2, id_3]) =
+            input.first_chunk::<HEADER_BYTES>()
         else {
             return Ok(None);
         };
@@ -64,11 +65,16 @@ impl FrameHeader {
         if flags & !kind.valid_flags() != 0 {
             return Err(LinkError::Malformed { fault: "a flag that its kind does not define" });
         }
-        let stream = StreamId(u32::from_be_bytes([d, e, f, g]));
+        let stream = StreamId(u32::from_be_bytes([id_0, id_1, id_2, id_3]));
         if (stream.number() == 0) != kind.is_link_level() {
             return Err(LinkError::Malformed { fault: "an unexpected or missing stream number" });
         }
-        Ok(Some(Self { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }))
+        Ok(Some(Self {
+            length: u32::from_be_bytes([0, length_0, length_1, length_2]),
+            kind,
+            flags,
+            stream,
+        }))
     }
 
     /// Checks the payload length against the limits of the frame's kind, before any of the payload is buffered.

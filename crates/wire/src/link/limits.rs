@@ -37,7 +37,8 @@ impl LinkLimits {
         usize::try_from(payload).unwrap_or(usize::MAX).saturating_add(super::frame::HEADER_BYTES)
     }
 
-    pub(super) fn within_range(self) -> Self {
+    /// Returns the limits, each clamped to its range.
+    pub(super) fn clamp_to_ranges(self) -> Self {
         Self {
             max_streams: self.max_streams.clamp(SMALLEST_MAX_STREAMS, LARGEST_MAX_STREAMS),
             window: self.window.clamp(MIN_WINDOW, MAX_WINDOW),

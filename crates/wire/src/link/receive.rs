@@ -165,7 +165,7 @@ impl Link {
         let Some(state) = self.find_open_stream(stream)? else {
             return self.handle_late_frame();
         };
-        check_frame(
+        convert_violation(
             stream,
             state.receive_direction.accept_head(header.length, interim, end_stream),
         )?;
@@ -194,7 +194,7 @@ impl Link {
             self.allowances.record_late_data(header.length)?;
             return Ok(None);
         };
-        check_frame(stream, state.receive_direction.accept_data(end_stream))?;
+        convert_violation(stream, state.receive_direction.accept_data(end_stream))?;
         let remaining_credit = state.granted_credit.checked_sub(header.length);
         state.granted_credit = remaining_credit.ok_or(LinkError::FlowControl { stream })?;
         let is_response = is_opener && !data.is_empty();
@@ -222,7 +222,7 @@ impl Link {
         let Some(state) = self.find_open_stream(stream)? else {
             return self.handle_late_frame();
         };
-        check_frame(stream, state.receive_direction.accept_trailers(header.length))?;
+        convert_violation(stream, state.receive_direction.accept_trailers(header.length))?;
         self.allowances.record_useful_frame();
         self.remove_if_ended(stream);
         Ok(Some(LinkEvent::Trailers { stream, trailers }))
@@ -331,9 +331,9 @@ impl Link {
 }
 
 /// Converts a violation to the error of the link.
-fn check_frame(
+fn convert_violation(
     stream: StreamId,
-    check_result: Result<(), FrameViolation>,
+    accept_result: Result<(), FrameViolation>,
 ) -> Result<(), LinkError> {
-    check_result.map_err(|violation| LinkError::Misplaced { stream, fault: violation.as_str() })
+    accept_result.map_err(|violation| LinkError::Misplaced { stream, fault: violation.as_str() })
 }

@@ -5,7 +5,8 @@ use bytes::{BufMut, BytesMut};
 use super::frame::{self, FrameHeader, FrameKind, HEADER_BYTES};
 use super::stream::{FrameViolation, StreamState};
 use super::{
-    GoAwayCode, Link, OpenError, ResetCode, Role, STREAM_LAST, StreamClosed, StreamId, StreamKind,
+    GoAwayCode, LAST_STREAM_NUMBER, Link, OpenError, ResetCode, Role, StreamClosed, StreamId,
+    StreamKind,
 };
 
 impl Link {
@@ -27,11 +28,11 @@ impl Link {
         if self.is_going_away() {
             return Err(OpenError::GoingAway);
         }
-        if self.vacant_streams() == 0 {
+        if self.vacant_stream_count() == 0 {
             return Err(OpenError::Full);
         }
         let number =
-            self.last_stream.number().checked_add(1).filter(|number| *number <= STREAM_LAST);
+            self.last_stream.number().checked_add(1).filter(|number| *number <= LAST_STREAM_NUMBER);
         let stream = StreamId(number.ok_or(OpenError::GoingAway)?);
         let mut state = StreamState::new(kind, &self.own_limits, &self.peer_limits);
         let header = FrameHeader::new(FrameKind::Open, stream, 0)
@@ -42,7 +43,7 @@ impl Link {
         accept_result.expect("a section within max_head fits the allowance of a new stream");
         self.last_stream = stream;
         self.streams.insert(stream, state);
-        if stream.number() == STREAM_LAST {
+        if stream.number() == LAST_STREAM_NUMBER {
             self.go_away(GoAwayCode::StreamIdsExhausted);
         }
         Ok(stream)

@@ -60,13 +60,13 @@ fn the_opener_may_send_before_the_hello_of_the_peer() {
     let id = opener.open_stream(StreamKind::Http, false, head_writer(b"POST")).unwrap();
     let body = vec![7; WINDOW as usize];
     assert_eq!(opener.send_data(id, &body, true), Ok(MIN_WINDOW as usize));
-    assert_eq!(opener.vacant_streams(), SMALLEST_MAX_STREAMS as usize - 1);
+    assert_eq!(opener.vacant_stream_count(), SMALLEST_MAX_STREAMS as usize - 1);
     assert_eq!(deliver_output(&mut opener, &mut acceptor).first(), Some(&LinkEvent::Ready));
 
     let events = deliver_output(&mut acceptor, &mut opener);
     assert_eq!(events, [LinkEvent::Ready, LinkEvent::Credit { stream: id }]);
     assert_eq!(opener.available_credit(id), WINDOW - MIN_WINDOW);
-    assert_eq!(opener.vacant_streams(), MAX_STREAMS as usize - 1);
+    assert_eq!(opener.vacant_stream_count(), MAX_STREAMS as usize - 1);
     let remaining_body = &body[MIN_WINDOW as usize..];
     assert_eq!(opener.send_data(id, remaining_body, true), Ok(remaining_body.len()));
 }
@@ -297,7 +297,7 @@ fn only_the_opener_opens_streams() {
         acceptor.open_stream(StreamKind::Http, true, head_writer(b"")),
         Err(OpenError::Broken)
     );
-    assert_eq!(acceptor.vacant_streams(), 0);
+    assert_eq!(acceptor.vacant_stream_count(), 0);
 }
 
 #[test]

@@ -199,9 +199,9 @@ async fn request_token(
     };
     let mut bundle = JoinBundle::parse(&token_response).context("no token")?;
     bundle.control_addresses = vec![environment.ports.address_for("control")?];
-    let file = environment.dir.join(format!("{name}.token"));
-    bundle.save(&file).context("cannot write a token file")?;
-    Ok(file)
+    let token_file = environment.dir.join(format!("{name}.token"));
+    bundle.save(&token_file).context("cannot write a token file")?;
+    Ok(token_file)
 }
 
 fn owned_strings(arguments: &[&str]) -> Vec<String> {

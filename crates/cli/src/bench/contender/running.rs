@@ -125,7 +125,7 @@ impl RunningContender {
     }
 
     /// Returns the names and process IDs of the running processes with a role.
-    pub(in crate::bench) fn role_pids(&self, role: ProcessRole) -> Vec<(String, u32)> {
+    pub(in crate::bench) fn named_pids(&self, role: ProcessRole) -> Vec<(String, u32)> {
         let processes = self.processes.iter().filter(|process| process.role == role);
         processes
             .filter_map(|process| Some((process.name.clone(), process.bench_process.pid()?)))

@@ -42,7 +42,7 @@ async fn move_endpoint(
 ) -> anyhow::Result<CrowdReply> {
     let subscribers: Vec<usize> = state.subscribers_of(member).collect();
     let mut messages_to_others = 0;
-    state.clear_latencies();
+    state.clear_statistics();
     let started = Instant::now();
     for _ in 0..times {
         let counts_before = state.message_counts();
@@ -71,7 +71,7 @@ async fn move_endpoints_at_rate(
     let change_count = (f64::from(per_second) * seconds).ceil() as usize;
     let mut move_ticks = interval(Duration::from_secs(1) / per_second.max(1));
     move_ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    state.clear_latencies();
+    state.clear_statistics();
     let started = Instant::now();
     for change in 0..change_count {
         move_ticks.tick().await;

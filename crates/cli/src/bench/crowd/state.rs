@@ -19,7 +19,7 @@ pub(super) struct MemberState {
     pub(super) workload: WorkloadName,
     pub(super) port: u16,
     pub(super) used_services: BTreeSet<ServiceName>,
-    /// The service that the member is an endpoint of.
+    /// The service that the member is an endpoint of. Without one, the member has no subscribers.
     pub(super) own_service: Option<ServiceName>,
     pub(super) request_sender: mpsc::Sender<ProxyRequest>,
 }
@@ -183,13 +183,13 @@ impl CrowdState {
     }
 
     /// Clears the latencies and the delivery counts.
-    pub(super) fn clear_latencies(&self) {
+    pub(super) fn clear_statistics(&self) {
         let mut deliveries = self.deliveries.borrow_mut();
         deliveries.delivery_latencies = Histogram::new();
         (deliveries.expected_count, deliveries.delivered_count) = (0, 0);
     }
 
-    /// Returns the statistics of the deliveries since [`Self::clear_latencies`].
+    /// Returns the statistics of the deliveries since [`Self::clear_statistics`]. The caller sets `users` and `to_others`.
     pub(super) fn delivery_statistics(
         &self,
         change_count: usize,

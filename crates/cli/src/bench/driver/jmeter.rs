@@ -138,7 +138,7 @@ const PROJECT: MavenProject = MavenProject {
     name: "jmeter",
     about: "Apache JMeter 5.6.3",
     sources: &[("pom.xml", include_str!("../../../../../deploy/bench/jmeter/pom.xml"))],
-    product: "target/home",
+    build_output: "target/home",
 };
 /// Memory and garbage collector as in JMeter's own script.
 const JVM_OPTIONS: &[&str] = &[

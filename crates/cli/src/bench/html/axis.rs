@@ -16,6 +16,7 @@ pub(super) struct ChartAxis {
     from: f64,
     to: f64,
     axis_length: f64,
+    /// The values that the axis labels, in ascending order.
     pub(super) ticks: Vec<f64>,
 }
 
@@ -38,11 +39,11 @@ impl ChartAxis {
     }
 
     fn linear(largest: f64, axis_length: f64) -> Self {
-        let min_step = largest / TARGET_TICK_COUNT;
+        let min_step = largest / TARGET_INTERVAL_COUNT;
         let power = 10f64.powf(min_step.log10().floor());
         let round_steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
         let step = round_steps.into_iter().find(|step| *step >= min_step).unwrap_or(min_step);
-        let step_count = (largest / step).ceil().clamp(1.0, 2.0 * TARGET_TICK_COUNT);
+        let step_count = (largest / step).ceil().clamp(1.0, 2.0 * TARGET_INTERVAL_COUNT);
         let ticks = (0..=step_count as u32).map(|index| f64::from(index) * step).collect();
         Self { scale: AxisScale::Linear, from: 0.0, to: step_count * step, axis_length, ticks }
     }
@@ -84,7 +85,7 @@ impl ChartAxis {
 }
 
 /// The approximate number of intervals between the ticks of a linear axis.
-const TARGET_TICK_COUNT: f64 = 4.0;
+const TARGET_INTERVAL_COUNT: f64 = 4.0;
 /// The maximum number of decades of a logarithmic axis: latencies range from a microsecond to minutes.
 const MAX_DECADES: i32 = 9;
 

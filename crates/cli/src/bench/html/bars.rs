@@ -13,11 +13,11 @@ pub(super) struct BarChart<'a> {
 /// The bar of one contender.
 pub(super) struct Bar<'a> {
     pub(super) label: &'a str,
-    /// The index of the bar's color.
-    pub(super) color: usize,
+    /// The index of the bar's color in the style sheet.
+    pub(super) color_index: usize,
     /// The segments of the bar from left to right, each with a name and a value.
     pub(super) segments: Vec<(String, f64)>,
-    /// The minimum and maximum of the repeats.
+    /// The minimum and maximum of the repeats; `None` if they are not drawn.
     pub(super) repeat_range: Option<(f64, f64)>,
     /// A note after the figure, such as a ratio.
     pub(super) note: String,
@@ -59,14 +59,15 @@ impl BarChart<'_> {
             );
         }
         for (index, bar) in self.bars.iter().enumerate() {
-            bar_to_svg(&mut svg, bar, &axis, MARGIN_TOP + ROW_HEIGHT * index as f64);
+            draw_bar(&mut svg, bar, &axis, MARGIN_TOP + ROW_HEIGHT * index as f64);
         }
         svg.push_str("</svg>");
         svg
     }
 }
 
-fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
+/// Appends a bar with its label and figure. `top` is the upper end of its row.
+fn draw_bar(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
     let middle = top + ROW_HEIGHT / 2.0;
     write_svg(
         svg,
@@ -89,7 +90,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
             format_args!(
                 "<rect class=\"f{} shade{shade}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
                  height=\"{BAR_HEIGHT}\" rx=\"2.5\"><title>{}: {}</title></rect>",
-                bar.color % COLOR_COUNT,
+                bar.color_index % COLOR_COUNT,
                 middle - BAR_HEIGHT / 2.0,
                 // Short segments stay visible.
                 (end - x - SEGMENT_GAP).max(0.8),
@@ -137,6 +138,7 @@ fn write_svg(svg: &mut String, element: std::fmt::Arguments<'_>) {
 pub(super) const COLOR_COUNT: usize = 8;
 /// The number of shades of a color in addition to the full one.
 const SHADE_COUNT: usize = 3;
+// Lengths are in units of the SVG's view box.
 const CHART_WIDTH: f64 = 520.0;
 const MARGIN_LEFT: f64 = 78.0;
 /// Space for the figure after the longest bar.

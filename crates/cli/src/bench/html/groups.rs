@@ -18,8 +18,8 @@ pub(super) struct BarGroup {
 /// A bar of a group.
 pub(super) struct GroupBar {
     pub(super) label: String,
-    /// The index of the bar's color.
-    pub(super) color: usize,
+    /// The index of the bar's color in the style sheet.
+    pub(super) color_index: usize,
     pub(super) value: f64,
 }
 
@@ -39,7 +39,7 @@ impl GroupedBarChart {
         );
         let mut top = 0.0;
         for group in &self.0 {
-            group.draw(&mut svg, &axis, top);
+            group.draw_group(&mut svg, &axis, top);
             top += group.height();
         }
         svg.push_str("</svg>");
@@ -52,7 +52,8 @@ impl BarGroup {
         HEADING_HEIGHT + ROW_HEIGHT * self.bars.len() as f64 + GROUP_GAP
     }
 
-    fn draw(&self, svg: &mut String, axis: &ChartAxis, top: f64) {
+    /// Appends the group to the SVG. `top` is its upper end.
+    fn draw_group(&self, svg: &mut String, axis: &ChartAxis, top: f64) {
         let heading = format_args!(
             "<text class=\"tick\" x=\"0\" y=\"{:.1}\">{}</text>",
             top + HEADING_HEIGHT - 6.0,
@@ -62,6 +63,7 @@ impl BarGroup {
         svg.push_str(&heading);
         for (index, bar) in self.bars.iter().enumerate() {
             let middle = top + HEADING_HEIGHT + ROW_HEIGHT * (index as f64 + 0.5);
+            // Short bars stay visible.
             let width = axis.position(bar.value).max(0.8);
             let result = write!(
                 svg,
@@ -72,7 +74,7 @@ impl BarGroup {
                 MARGIN_LEFT - 10.0,
                 middle + 4.0,
                 escape(&bar.label),
-                bar.color % COLOR_COUNT,
+                bar.color_index % COLOR_COUNT,
                 middle - BAR_HEIGHT / 2.0,
                 MARGIN_LEFT + width + 8.0,
                 middle + 4.0,
@@ -83,6 +85,7 @@ impl BarGroup {
     }
 }
 
+// Lengths are in units of the SVG's view box.
 const CHART_WIDTH: f64 = 520.0;
 const MARGIN_LEFT: f64 = 78.0;
 /// Space for the figure after the longest bar.

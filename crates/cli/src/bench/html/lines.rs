@@ -17,8 +17,8 @@ pub(super) struct LineChart<'a> {
 /// The line of one contender.
 pub(super) struct ChartLine<'a> {
     pub(super) label: &'a str,
-    /// The index of the line's color.
-    pub(super) color: usize,
+    /// The index of the line's color in the style sheet.
+    pub(super) color_index: usize,
     /// One figure per label of the x axis; `None` leaves a gap in the line.
     pub(super) points: Vec<Option<f64>>,
 }
@@ -76,7 +76,7 @@ impl LineChart<'_> {
     }
 
     fn draw_line(&self, svg: &mut String, line: &ChartLine<'_>, axis: &ChartAxis) {
-        let color = line.color % COLOR_COUNT;
+        let color = line.color_index % COLOR_COUNT;
         let mut path = String::new();
         let mut is_connected = false;
         for (index, point) in line.points.iter().enumerate() {
@@ -137,7 +137,7 @@ impl LineChart<'_> {
                 format_args!(
                     "<text class=\"value f{}\" style=\"fill:var(--c{0})\" x=\"{:.1}\" \
                      y=\"{:.1}\">{}</text>",
-                    line.color % COLOR_COUNT,
+                    line.color_index % COLOR_COUNT,
                     CHART_WIDTH - MARGIN_RIGHT + 4.0,
                     y + 4.0,
                     escape(line.label)
@@ -155,6 +155,7 @@ fn write_svg(svg: &mut String, element: std::fmt::Arguments<'_>) {
     svg.write_fmt(element).expect("writing to a String never fails");
 }
 
+// Lengths are in units of the SVG's view box.
 const CHART_WIDTH: f64 = 520.0;
 const CHART_HEIGHT: f64 = 250.0;
 const MARGIN_LEFT: f64 = 46.0;

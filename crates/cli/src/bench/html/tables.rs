@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::panel::contender_color;
+use super::panel::find_color_index;
 use crate::bench::figures::{escape, format_figure};
 use crate::bench::outcome::ContenderOutcome;
 use crate::bench::report::{CaseReport, FigureTable, PublishedTable, SuiteReport};
@@ -12,7 +12,7 @@ use crate::bench::table::format_cell;
 pub(super) fn render_case(report: &SuiteReport, case: &CaseReport) -> String {
     let rows = report.contenders.iter().filter_map(|contender| {
         let outcome = case.contenders.get(&contender.name)?;
-        Some(render_row(&contender.name, contender_color(report, &contender.name), outcome))
+        Some(render_row(&contender.name, find_color_index(report, &contender.name), outcome))
     });
     let ratio_to = format!("× {}", report.baseline_name());
     let head = [
@@ -34,7 +34,7 @@ pub(super) fn render_case(report: &SuiteReport, case: &CaseReport) -> String {
     render_text_table(&case.name, &head, &rows.collect::<String>())
 }
 
-fn render_row(name: &str, color: usize, outcome: &ContenderOutcome) -> String {
+fn render_row(name: &str, color_index: usize, outcome: &ContenderOutcome) -> String {
     let format_ratio = |figure: &str| {
         outcome
             .ratio_to_baseline(figure)
@@ -64,14 +64,14 @@ fn render_row(name: &str, color: usize, outcome: &ContenderOutcome) -> String {
     });
     format!(
         "<tr><td><span class=\"swatch b{}\"></span>{}</td>{figure_cells}<td class=\"words\">{}</td></tr>",
-        color % super::bars::COLOR_COUNT,
+        color_index % super::bars::COLOR_COUNT,
         escape(name),
         notes.collect::<Vec<_>>().join(", ")
     )
 }
 
 /// Renders a table of a suite.
-pub(super) fn render_figures(figures: &FigureTable) -> String {
+pub(super) fn render_figure_table(figures: &FigureTable) -> String {
     let rows = figures.rows.iter().map(|row| {
         let cells = row.iter().map(|value| {
             let text = value.as_f64().map_or_else(|| format_cell(value), format_figure);
@@ -89,7 +89,7 @@ pub(super) fn render_figures(figures: &FigureTable) -> String {
 }
 
 /// Renders a published table of another project.
-pub(super) fn render_published(published: &PublishedTable) -> String {
+pub(super) fn render_published_table(published: &PublishedTable) -> String {
     let rows = published.rows.iter().map(|row| {
         let cells = row.iter().map(|text| format!("<td>{}</td>", escape(text)));
         format!("<tr>{}</tr>", cells.collect::<String>())
@@ -106,7 +106,8 @@ pub(super) fn render_published(published: &PublishedTable) -> String {
     )
 }
 
-/// True for text, which is left-aligned; figures, also two in a cell, are right-aligned.
+/// True for text, which is left-aligned. Text that begins with a digit counts as a figure, which is right-aligned, unless
+/// it contains a comma, as the names of cases do.
 fn is_text(value: &Value) -> bool {
     value
         .as_str()
@@ -126,8 +127,10 @@ fn render_table(caption: &str, head: &str, rows: &str) -> String {
     )
 }
 
+/// The HTML attribute of cells that contain text: the style sheet aligns them to the left.
 const TEXT_CLASS: &str = " class=\"words\"";
 
+/// Formats a figure, or `–` for 0: the contender has no proxies.
 fn format_or_dash(value: f64) -> String {
     match value > 0.0 {
         true => format_figure(value),

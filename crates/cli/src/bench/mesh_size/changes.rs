@@ -22,7 +22,7 @@ use crate::get::MeshSocket;
 const UNEXPECTED_REPLY: &str = "unexpected response of the simulated sidecars";
 
 /// The directories of a mesh, the address of its control plane, and the durations that the user selected.
-pub(super) struct MeshPaths<'a> {
+pub(super) struct ChangeSettings<'a> {
     pub(super) manifest_dir: &'a Path,
     pub(super) data_dir: &'a Path,
     pub(super) control_address: SocketAddr,
@@ -36,17 +36,17 @@ impl RunningMesh<'_, '_> {
         &self,
         crowd: &mut BenchProcess,
         control_process: BenchProcess,
-        paths: &mut MeshPaths<'_>,
+        settings: &mut ChangeSettings<'_>,
     ) -> anyhow::Result<(BenchProcess, MeshChanges)> {
         let mut changes = MeshChanges::default();
         let control_pid = control_process.pid().context("the control plane has exited")?;
-        self.measure_endpoint_change(crowd, paths, &mut changes).await?;
+        self.measure_endpoint_change(crowd, settings, &mut changes).await?;
         if self.testbed.default_policy == BenchDefaultPolicy::Deny {
-            self.measure_rule_change(crowd, paths, &mut changes).await?;
+            self.measure_rule_change(crowd, settings, &mut changes).await?;
         }
-        self.measure_endpoint_storm(crowd, paths, control_pid, &mut changes).await?;
+        self.measure_endpoint_storm(crowd, settings, control_pid, &mut changes).await?;
         let control_process =
-            self.measure_restart(crowd, control_process, paths, &mut changes).await?;
+            self.measure_restart(crowd, control_process, settings, &mut changes).await?;
         Ok((control_process, changes))
     }
 
@@ -54,17 +54,17 @@ impl RunningMesh<'_, '_> {
     async fn measure_endpoint_change(
         &self,
         crowd: &mut BenchProcess,
-        paths: &MeshPaths<'_>,
+        settings: &ChangeSettings<'_>,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
         // The last member belongs to the last service, which has the most clients. Without simulated sidecars there is
         // no endpoint to move.
-        let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real_sidecars);
+        let member_count = self.setup.sidecars.saturating_sub(self.setup.real_sidecars);
         let Some(member) = member_count.checked_sub(1) else { return Ok(()) };
-        let counters_before = ControlPlaneCounters::read(paths.data_dir).await?;
+        let counters_before = ControlPlaneCounters::read(settings.data_dir).await?;
         let command = CrowdCommand::Endpoint { member, times: MOVE_COUNT, rest_ms: REST_MS };
-        let delivery = send_command(crowd, command, MAX_MOVES_WAIT).await?;
-        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&counters_before);
+        let delivery = measure_delivery(crowd, command, MAX_MOVES_WAIT).await?;
+        let cost = ControlPlaneCounters::read(settings.data_dir).await?.since(&counters_before);
         changes.users = delivery.users;
         (changes.endpoint_p50_ms, changes.endpoint_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
         changes.endpoint_to_non_users = delivery.to_others;
@@ -80,18 +80,18 @@ impl RunningMesh<'_, '_> {
     async fn measure_rule_change(
         &self,
         crowd: &mut BenchProcess,
-        paths: &MeshPaths<'_>,
+        settings: &ChangeSettings<'_>,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
-        let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real_sidecars);
-        let counters_before = ControlPlaneCounters::read(paths.data_dir).await?;
+        let member_count = self.setup.sidecars.saturating_sub(self.setup.real_sidecars);
+        let counters_before = ControlPlaneCounters::read(settings.data_dir).await?;
         let mut latencies = Vec::new();
         for version in 1..=RULE_CHANGE_COUNT {
             let max_wait_ms = MAX_RULE_WAIT_MS;
             crowd.write_line(&serde_json::to_string(&CrowdCommand::Rule { max_wait_ms })?).await?;
             let CrowdReply::Ready = read_reply(crowd).await? else { bail!("{UNEXPECTED_REPLY}") };
-            let started = unix_micros();
-            std::fs::write(paths.manifest_dir.join("rule.yaml"), render_rule(version))
+            let start_micros = unix_micros();
+            std::fs::write(settings.manifest_dir.join("rule.yaml"), render_rule(version))
                 .context("a rule")?;
             let CrowdReply::ConfigChanges(change_times) = read_reply(crowd).await? else {
                 bail!("{UNEXPECTED_REPLY}")
@@ -100,11 +100,11 @@ impl RunningMesh<'_, '_> {
             latencies.extend(
                 change_times
                     .iter()
-                    .map(|change_time| change_time.saturating_sub(started) as f64 / 1e3),
+                    .map(|change_time| change_time.saturating_sub(start_micros) as f64 / 1e3),
             );
             sleep(Duration::from_millis(REST_MS)).await;
         }
-        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&counters_before);
+        let cost = ControlPlaneCounters::read(settings.data_dir).await?.since(&counters_before);
         latencies.sort_by(f64::total_cmp);
         changes.rule_p50_ms = quantile(&latencies, 0.5);
         changes.rule_p99_ms = quantile(&latencies, 0.99);
@@ -117,19 +117,19 @@ impl RunningMesh<'_, '_> {
     async fn measure_endpoint_storm(
         &self,
         crowd: &mut BenchProcess,
-        paths: &MeshPaths<'_>,
+        settings: &ChangeSettings<'_>,
         control_pid: u32,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
-        let seconds = (paths.timing.duration * STORM_FACTOR).min(MAX_STORM).as_secs_f64();
-        let counters_before = ControlPlaneCounters::read(paths.data_dir).await?;
+        let seconds = (settings.timing.duration * STORM_FACTOR).min(MAX_STORM).as_secs_f64();
+        let counters_before = ControlPlaneCounters::read(settings.data_dir).await?;
         let (cpu_before, started) = (sample::cpu_time(&[control_pid]), Instant::now());
         let command = CrowdCommand::Storm { per_second: STORM_PER_SECOND, seconds };
         let max_wait = Duration::from_secs_f64(seconds * 4.0) + MAX_ROLLOUT_WAIT;
-        let delivery = send_command(crowd, command, max_wait).await?;
+        let delivery = measure_delivery(crowd, command, max_wait).await?;
         let cpu_seconds = sample::cpu_time(&[control_pid]).saturating_sub(cpu_before).as_secs_f64();
         changes.storm_cores = cpu_seconds / started.elapsed().as_secs_f64();
-        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&counters_before);
+        let cost = ControlPlaneCounters::read(settings.data_dir).await?.since(&counters_before);
         let change_count = delivery.changes.max(1) as f64;
         (changes.storm_s, changes.storm_per_s) = (seconds, delivery.per_second);
         (changes.storm_p50_ms, changes.storm_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
@@ -144,7 +144,7 @@ impl RunningMesh<'_, '_> {
         &self,
         crowd: &mut BenchProcess,
         control_process: BenchProcess,
-        paths: &MeshPaths<'_>,
+        settings: &ChangeSettings<'_>,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<BenchProcess> {
         // Dropping kills the process, without a graceful shutdown.
@@ -160,20 +160,23 @@ impl RunningMesh<'_, '_> {
             }
         }
         let started = Instant::now();
-        let mut control_process =
-            self.start_control_plane(paths.manifest_dir, paths.data_dir, paths.control_address)?;
-        let sidecar_count = self.crowd.sidecars as u64;
+        let mut control_process = self.start_control_plane(
+            settings.manifest_dir,
+            settings.data_dir,
+            settings.control_address,
+        )?;
+        let sidecar_count = self.setup.sidecars as u64;
         loop {
             // The new process exits if a connection of the old one still occupies its port.
             if control_process.try_exit_status().is_some() {
                 control_process = self.start_control_plane(
-                    paths.manifest_dir,
-                    paths.data_dir,
-                    paths.control_address,
+                    settings.manifest_dir,
+                    settings.data_dir,
+                    settings.control_address,
                 )?;
             }
             // The new process does not respond at first, which counts as a status without proxies.
-            let status = MeshSocket::from_data(paths.data_dir)
+            let status = MeshSocket::from_data(settings.data_dir)
                 .query_json("/status")
                 .await
                 .unwrap_or_default();
@@ -188,7 +191,7 @@ impl RunningMesh<'_, '_> {
             sleep(POLL_INTERVAL).await;
         }
         changes.reconnect_s = started.elapsed().as_secs_f64();
-        changes.reconnect_bytes = ControlPlaneCounters::read(paths.data_dir).await?.delta_bytes;
+        changes.reconnect_bytes = ControlPlaneCounters::read(settings.data_dir).await?.delta_bytes;
         let control_pid = control_process.pid().context("the control plane exited")?;
         changes.reconnect_memory_mib = to_mib(sample::peak_kib(control_pid));
         Ok(control_process)
@@ -224,7 +227,7 @@ impl ControlPlaneCounters {
 }
 
 /// Sends a command to the crowd, and waits for the delivery that it reports.
-async fn send_command(
+async fn measure_delivery(
     crowd: &mut BenchProcess,
     command: CrowdCommand,
     max_wait: Duration,

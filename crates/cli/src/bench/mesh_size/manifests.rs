@@ -34,7 +34,7 @@ impl RunningMesh<'_, '_> {
     /// Returns the number of services in the ring of the real sidecars; 0 if there are too few real sidecars for a
     /// ring.
     fn real_service_count(&self) -> usize {
-        let count = self.crowd.real_sidecars.min(self.crowd.sidecars) / WORKLOADS_PER_SERVICE;
+        let count = self.setup.real_sidecars.min(self.setup.sidecars) / WORKLOADS_PER_SERVICE;
         if count > 1 { count } else { 0 }
     }
 
@@ -45,17 +45,17 @@ impl RunningMesh<'_, '_> {
 
     /// Returns the name of a service, and the number of its workloads.
     pub(super) fn service_name_and_size(&self, service: usize) -> (String, usize) {
-        let remaining = self.crowd.sidecars - service * WORKLOADS_PER_SERVICE;
+        let remaining = self.setup.sidecars - service * WORKLOADS_PER_SERVICE;
         (format!("bench/service-{service}"), remaining.min(WORKLOADS_PER_SERVICE))
     }
 
     pub(super) fn service_count(&self) -> usize {
-        self.crowd.sidecars.div_ceil(WORKLOADS_PER_SERVICE).max(1)
+        self.setup.sidecars.div_ceil(WORKLOADS_PER_SERVICE).max(1)
     }
 
     /// Returns the port of a workload's application. All real workloads share one application.
     pub(super) fn application_port(&mut self, index: usize) -> anyhow::Result<u16> {
-        match index < self.crowd.real_sidecars {
+        match index < self.setup.real_sidecars {
             true => self.ports.port_for("application"),
             false => Ok(UNUSED_PORT),
         }
@@ -69,7 +69,7 @@ impl RunningMesh<'_, '_> {
              spec: {{defaultPolicy: {}}}\n",
             default_policy.as_str()
         );
-        for index in 0..self.crowd.sidecars {
+        for index in 0..self.setup.sidecars {
             let (service, port) = (index / WORKLOADS_PER_SERVICE, self.application_port(index)?);
             let name = workload_name(index);
             let name = name.trim_start_matches("bench/");
@@ -80,7 +80,7 @@ impl RunningMesh<'_, '_> {
                  spec:\n  serviceAccount: service-{service}\n  \
                  ports: [{{name: main, port: {port}, protocol: HTTP}}]\n"
             )?;
-            if index < self.crowd.real_sidecars {
+            if index < self.setup.real_sidecars {
                 manifests.push_str("  outbound:\n");
                 for (number, used_service) in self.used_services(index).into_iter().enumerate() {
                     let listener_address =
@@ -110,13 +110,13 @@ impl RunningMesh<'_, '_> {
     /// Adds a `TrafficTarget` per service, which allows the requests of all services with workloads that use it.
     fn write_policies(&self, manifests: &mut String) -> anyhow::Result<()> {
         let service_count = self.service_count();
-        let mut sources = vec![BTreeSet::new(); service_count];
-        for index in 0..self.crowd.sidecars {
+        let mut sources_by_service = vec![BTreeSet::new(); service_count];
+        for index in 0..self.setup.sidecars {
             for used_service in self.used_services(index) {
-                sources[used_service].insert(index / WORKLOADS_PER_SERVICE);
+                sources_by_service[used_service].insert(index / WORKLOADS_PER_SERVICE);
             }
         }
-        for (service, sources) in sources.iter().enumerate() {
+        for (service, sources) in sources_by_service.iter().enumerate() {
             write!(
                 manifests,
                 "---\napiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\

@@ -33,7 +33,7 @@ impl SequentialTraffic {
     /// If a listener has no address.
     pub(super) fn start(mesh: &mut RunningMesh<'_, '_>) -> anyhow::Result<Self> {
         let mut listener_addresses: Vec<SocketAddr> = Vec::new();
-        for index in 0..mesh.crowd.real_sidecars {
+        for index in 0..mesh.setup.real_sidecars {
             listener_addresses.push(mesh.ports.address_for(&format!("listener-{index}-0"))?);
         }
         let traffic_state = Arc::<TrafficState>::default();

@@ -197,7 +197,7 @@ fn sidecars_memory_mib(outcome: &ContenderOutcome) -> Value {
 /// Builds one bar chart per figure, with a group of bars per case. A figure of 0 has no bar: the contender has no
 /// sidecars.
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
-    let build_plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| {
+    let build_plot = |title: &str, caption: &str, figure_of: fn(&ContenderOutcome) -> f64| {
         let series = report.contenders.iter().map(|contender| {
             let points = report.cases.iter().map(|case| {
                 case.contenders.get(&contender.name).map(figure_of).filter(|figure| *figure > 0.0)
@@ -208,7 +208,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
             |(_, points): &(String, Vec<Option<f64>>)| points.iter().any(Option::is_some);
         PlotData {
             title: title.to_owned(),
-            about: about.to_owned(),
+            caption: caption.to_owned(),
             x_labels: report.cases.iter().map(|case| case.name.clone()).collect(),
             series: series.filter(has_points).collect(),
             kind: PlotKind::Bars,

@@ -165,7 +165,7 @@ fn client_cores(outcome: &ContenderOutcome) -> f64 {
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     let build_plot =
         |title: &str,
-         about: &str,
+         caption: &str,
          (figure_of, scale): (fn(&ContenderOutcome) -> f64, AxisScale)| {
             let series = contender_names(report).map(|name| {
                 let points = figures_per_case(report, name, figure_of);
@@ -176,7 +176,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
             });
             PlotData {
                 title: title.to_owned(),
-                about: about.to_owned(),
+                caption: caption.to_owned(),
                 x_labels: column_headings(report, "").into_iter().skip(1).collect(),
                 series: series
                     .filter(|(_, points): &(_, Vec<Option<f64>>)| {

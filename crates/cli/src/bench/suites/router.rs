@@ -64,7 +64,7 @@ impl RouterArgs {
         };
         let mut report = session::measure_suite(constants, &self.options, DEFAULTS, &cases).await?;
         report.notes.push(suite.description().to_owned());
-        report.tables.push(published_table(&report));
+        report.tables.push(comparison_table(&report));
         report.plots = build_plots(&report);
         Ok(report)
     }
@@ -115,7 +115,7 @@ impl RouterSuite {
 }
 
 /// Returns the figures in the form of the published table: baseline, with the rule, and the difference.
-fn published_table(report: &SuiteReport) -> FigureTable {
+fn comparison_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     for case in &report.cases {
         // Without figures of the baseline there is nothing to compare in this case.
@@ -178,21 +178,22 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
         let parameter = |name: &str| case.parameters.get(name).and_then(Value::as_u64).unwrap_or(0);
         format!("{}/s, {}", parameter("rate"), short_delay(parameter("delay_ms")))
     };
-    let build_plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| PlotData {
-        title: title.to_owned(),
-        about: about.to_owned(),
-        x_labels: report.cases.iter().map(case_label).collect(),
-        series: report
-            .contenders
-            .iter()
-            .map(|contender| {
-                let read_figure =
-                    |case: &CaseReport| case.contenders.get(&contender.name).map(figure_of);
-                (contender.name.clone(), report.cases.iter().map(read_figure).collect())
-            })
-            .collect(),
-        kind: PlotKind::Bars,
-    };
+    let build_plot =
+        |title: &str, caption: &str, figure_of: fn(&ContenderOutcome) -> f64| PlotData {
+            title: title.to_owned(),
+            caption: caption.to_owned(),
+            x_labels: report.cases.iter().map(case_label).collect(),
+            series: report
+                .contenders
+                .iter()
+                .map(|contender| {
+                    let figure_in_case =
+                        |case: &CaseReport| case.contenders.get(&contender.name).map(figure_of);
+                    (contender.name.clone(), report.cases.iter().map(figure_in_case).collect())
+                })
+                .collect(),
+            kind: PlotKind::Bars,
+        };
     vec![
         build_plot("P90", "milliseconds. Less is better", |outcome| outcome.latency_ms.p90),
         build_plot("P99", "milliseconds. Less is better", |outcome| outcome.latency_ms.p99),

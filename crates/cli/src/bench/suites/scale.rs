@@ -11,11 +11,11 @@ use crate::bench::contender::{BenchObservability, Contender};
 use crate::bench::html::AxisScale;
 use crate::bench::layout::Layout;
 use crate::bench::mesh_services;
-use crate::bench::mesh_size::{self, ChangeMeasurement, CrowdSize};
+use crate::bench::mesh_size::{self, ChangeMeasurement, MeshSetup};
 use crate::bench::options::{self, SuiteDefaults, SuiteOptions};
 use crate::bench::progress::BenchProgress;
 use crate::bench::report::{
-    FigureTable, MeshSize, PlotData, PlotKind, PublishedTable, SuiteReport,
+    FigureTable, MeshMeasurement, PlotData, PlotKind, PublishedTable, SuiteReport,
 };
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::{median, round_significant};
@@ -63,7 +63,7 @@ impl ScaleArgs {
         let mut runner = self.options.build_runner(DEFAULTS, self.mesh_count())?;
         let mut report = session::blank_report(&SUITE);
         let leno = Contender::Leno(BenchObservability::Nothing)
-            .check_support(&runner.testbed, Layout::Http)?;
+            .build_report(&runner.testbed, Layout::Http)?;
         report.contenders.push(leno);
         // The control plane has one core; sidecars and applications share the others.
         runner.allocate_cores(1);
@@ -79,8 +79,8 @@ impl ScaleArgs {
                 } else {
                     ChangeMeasurement::No
                 };
-                let crowd =
-                    CrowdSize { sidecars: *sidecar_count, real_sidecars: self.real, changes };
+                let setup =
+                    MeshSetup { sidecars: *sidecar_count, real_sidecars: self.real, changes };
                 let mut repeats = Vec::new();
                 for repeat in 1..=runner.repeats {
                     let default_policy = default_policy.as_str();
@@ -88,7 +88,7 @@ impl ScaleArgs {
                         "{sidecar_count} sidecars, {default_policy}, repeat {repeat}"
                     ));
                     repeats.push(
-                        mesh_size::measure_mesh(&runner.testbed, crowd, runner.timing).await?,
+                        mesh_size::measure_mesh(&runner.testbed, setup, runner.timing).await?,
                     );
                 }
                 report.meshes.extend(median_mesh(&repeats));
@@ -122,12 +122,12 @@ impl ScaleArgs {
 }
 
 /// Returns the medians of the repeats of one mesh; `None` without repeats.
-fn median_mesh(repeats: &[MeshSize]) -> Option<MeshSize> {
-    let median_of = |figure_of: fn(&MeshSize) -> f64| {
+fn median_mesh(repeats: &[MeshMeasurement]) -> Option<MeshMeasurement> {
+    let median_of = |figure_of: fn(&MeshMeasurement) -> f64| {
         round_significant(median(repeats.iter().map(figure_of)).unwrap_or(0.0))
     };
     let first_repeat = repeats.first()?;
-    Some(MeshSize {
+    Some(MeshMeasurement {
         sidecars: first_repeat.sidecars,
         mode: first_repeat.mode,
         rollout_s: median_of(|mesh| mesh.rollout_s),
@@ -145,7 +145,7 @@ fn median_mesh(repeats: &[MeshSize]) -> Option<MeshSize> {
 }
 
 /// A figure of a mesh, with its name.
-type NamedFigure = (&'static str, fn(&MeshSize) -> f64);
+type NamedFigure = (&'static str, fn(&MeshMeasurement) -> f64);
 
 const FIGURES: [NamedFigure; 7] = [
     ("rollout, s", |mesh| mesh.rollout_s),
@@ -158,14 +158,14 @@ const FIGURES: [NamedFigure; 7] = [
 ];
 
 fn meshes_with_policy(
-    meshes: &[MeshSize],
+    meshes: &[MeshMeasurement],
     default_policy: BenchDefaultPolicy,
-) -> impl Iterator<Item = &MeshSize> {
+) -> impl Iterator<Item = &MeshMeasurement> {
     meshes.iter().filter(move |mesh| mesh.mode == default_policy)
 }
 
 /// Returns the measured figures in the form of the published table, with a column per size of mesh.
-fn measured_table(meshes: &[MeshSize]) -> FigureTable {
+fn measured_table(meshes: &[MeshMeasurement]) -> FigureTable {
     // Meshes with the default policy allow have the same sizes.
     let sizes =
         meshes_with_policy(meshes, BenchDefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
@@ -182,23 +182,24 @@ fn measured_table(meshes: &[MeshSize]) -> FigureTable {
     FigureTable { title: "Meshes by size".to_owned(), columns, rows }
 }
 
-fn build_plots(meshes: &[MeshSize]) -> Vec<PlotData> {
-    let build_plot = |title: &str, about: &str, figure_of: fn(&MeshSize) -> f64| PlotData {
-        title: title.to_owned(),
-        about: about.to_owned(),
-        x_labels: meshes_with_policy(meshes, BenchDefaultPolicy::Deny)
-            .map(|mesh| mesh.sidecars.to_string())
-            .collect(),
-        series: DEFAULT_POLICIES
-            .iter()
-            .map(|default_policy| {
-                let points =
-                    meshes_with_policy(meshes, *default_policy).map(|mesh| Some(figure_of(mesh)));
-                (default_policy.as_str().to_owned(), points.collect())
-            })
-            .collect(),
-        kind: PlotKind::Lines(AxisScale::Linear),
-    };
+fn build_plots(meshes: &[MeshMeasurement]) -> Vec<PlotData> {
+    let build_plot =
+        |title: &str, caption: &str, figure_of: fn(&MeshMeasurement) -> f64| PlotData {
+            title: title.to_owned(),
+            caption: caption.to_owned(),
+            x_labels: meshes_with_policy(meshes, BenchDefaultPolicy::Deny)
+                .map(|mesh| mesh.sidecars.to_string())
+                .collect(),
+            series: DEFAULT_POLICIES
+                .iter()
+                .map(|default_policy| {
+                    let points = meshes_with_policy(meshes, *default_policy)
+                        .map(|mesh| Some(figure_of(mesh)));
+                    (default_policy.as_str().to_owned(), points.collect())
+                })
+                .collect(),
+            kind: PlotKind::Lines(AxisScale::Linear),
+        };
     vec![
         build_plot("Memory of the control plane", "MiB when steady, by sidecars", |mesh| {
             mesh.steady_memory_mib

@@ -74,7 +74,7 @@ impl MeasuredProcesses {
     ) -> Self {
         let processes_with_role = |role| -> Vec<(String, Vec<u32>)> {
             running_contender
-                .role_pids(role)
+                .named_pids(role)
                 .into_iter()
                 .map(|(name, pid)| (name, process_tree(pid)))
                 .collect()

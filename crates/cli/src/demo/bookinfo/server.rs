@@ -71,7 +71,7 @@ pub(super) async fn serve(
     loop {
         tokio::select! {
             () = &mut stop => break,
-            (stream, permit) = accept(&mut listener, &permits) => {
+            (stream, permit) = accept_connection(&mut listener, &permits) => {
                 connections.spawn_local(serve_connection(
                     stream,
                     Rc::clone(&application),
@@ -91,8 +91,9 @@ pub(super) async fn serve(
     }
 }
 
-/// Accepts the next connection once there is capacity; further connections wait in the kernel's queue.
-async fn accept(
+/// Accepts the next connection once there is capacity; further connections wait in the kernel's queue. Returns the
+/// connection with its permit, which is dropped when the connection ends.
+async fn accept_connection(
     listener: &mut Listener<TcpListener>,
     permits: &Arc<Semaphore>,
 ) -> (TcpStream, OwnedSemaphorePermit) {

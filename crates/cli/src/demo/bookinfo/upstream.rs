@@ -82,6 +82,7 @@ impl UpstreamClient {
             .map_err(|cause| UpstreamError { service, cause })
     }
 
+    /// Sends a request on an idle connection, or on a new one.
     async fn send_request(
         &self,
         service: &'static str,
@@ -103,6 +104,7 @@ impl UpstreamClient {
         self.read_response(connection_key, sender, response).await
     }
 
+    /// Reads the body of a response, and keeps the connection for later requests.
     async fn read_response(
         &self,
         connection_key: &'static str,
@@ -126,7 +128,8 @@ impl UpstreamClient {
         })
     }
 
-    /// Takes the most recently used connection, so that surplus connections become idle and close.
+    /// Takes the most recently used connection, so that surplus connections become idle and close. `None` if no idle
+    /// connection is open.
     async fn take_idle_connection(
         &self,
         connection_key: &str,
@@ -139,6 +142,7 @@ impl UpstreamClient {
         }
     }
 
+    /// Opens a connection to a service, or to the proxy.
     async fn connect(
         &self,
         service: &str,
@@ -161,7 +165,7 @@ impl UpstreamClient {
 
 /// The way in which a service connects to other services.
 enum ConnectionMode {
-    /// Through one HTTP proxy, in absolute form.
+    /// Through one HTTP proxy, with request targets in absolute form (RFC 9112 section 3.2.2).
     Proxy(HttpProxy),
     /// Directly, by name.
     Direct,
@@ -243,7 +247,7 @@ pub(super) struct UpstreamError {
 }
 
 impl UpstreamError {
-    /// Returns the status of the response, if there was one.
+    /// Returns the status of the response; `None` if there was no response, or its content caused the error.
     pub(super) fn response_status(&self) -> Option<StatusCode> {
         match self.cause {
             UpstreamErrorCause::Status { status, .. } => Some(status),
@@ -251,7 +255,7 @@ impl UpstreamError {
         }
     }
 
-    /// Returns the mesh's reason for the rejection, if the mesh responded.
+    /// Returns the mesh's reason for the rejection; `None` if the mesh did not respond in place of the service.
     pub(super) fn reason(&self) -> Option<&str> {
         match &self.cause {
             UpstreamErrorCause::Status { reason, .. } => reason.as_deref(),

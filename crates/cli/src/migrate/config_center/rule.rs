@@ -41,7 +41,7 @@ pub(super) fn convert_rule(
 /// Returns the reason why a legacy route rule, of Sermant's option `enabled-previous-rule`, is not converted;
 /// `None` for other keys. A legacy key ends in a service name, as in `servicecomb.tagRule.orders`, not in a
 /// scenario.
-pub(super) fn previous_rule_reason(key: &str) -> Option<String> {
+pub(super) fn legacy_rule_reason(key: &str) -> Option<String> {
     let suffix = key.strip_prefix("servicecomb.")?;
     let (rule_type, service) = suffix.split_once('.').unwrap_or((suffix, ""));
     let route_key = match rule_type {

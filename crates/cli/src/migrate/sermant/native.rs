@@ -61,7 +61,7 @@ pub(super) fn convert_rules(
     Ok(TagRules { rules, fallback_policy: original.fallback_policy.clone(), caller_rules })
 }
 
-/// Converts lanes to native form.
+/// Converts the rules of lanes to native form, or returns the reason why there is no native form.
 pub(super) fn convert_lanes(
     original: &[LaneRule],
     differences: &mut DecisionDifferences,
@@ -99,13 +99,13 @@ fn convert_match(
     differences.joins_repeated_headers |=
         original.repeated == RepeatedHeader::First && !original.headers.is_empty();
     let convert_all = |tests: &[FieldTest]| tests.iter().map(convert_insensitive).collect();
-    let headers: Result<_, String> = convert_all(&original.headers);
-    let query: Result<_, String> = convert_all(&original.query);
+    let headers_result: Result<_, String> = convert_all(&original.headers);
+    let query_result: Result<_, String> = convert_all(&original.query);
     let normalized = TagMatch {
         quorum: Quorum::All,
         repeated: RepeatedHeader::Joined,
-        headers: headers?,
-        query: query?,
+        headers: headers_result?,
+        query: query_result?,
         ..original.clone()
     };
     let with_header =
@@ -130,7 +130,7 @@ fn convert_insensitive(test: &FieldTest) -> Result<FieldTest, String> {
     else {
         return Ok(test.clone());
     };
-    let insensitive_expressions: Result<Vec<String>, String> = texts
+    let expressions_result: Result<Vec<String>, String> = texts
         .iter()
         .map(|text| {
             let lowercase = text.to_lowercase();
@@ -147,7 +147,7 @@ fn convert_insensitive(test: &FieldTest) -> Result<FieldTest, String> {
         .collect();
     let value_test = ValueTest::Text {
         relation: TextRelation::Regex,
-        texts: insensitive_expressions?,
+        texts: expressions_result?,
         ignore_case: false,
     };
     Ok(FieldTest { name: test.name.clone(), test: value_test })
@@ -167,9 +167,9 @@ fn convert_split(original: &TagSplit) -> Result<TagSplit, String> {
     {
         return Err(format!("the weights of a split add up to {weight_sum} instead of 100"));
     }
-    let targets: Result<Vec<TagTarget>, String> =
+    let targets_result: Result<Vec<TagTarget>, String> =
         original.targets.iter().map(convert_target).collect();
-    Ok(TagSplit { targets: targets?, weights: WeightUnit::Relative })
+    Ok(TagSplit { targets: targets_result?, weights: WeightUnit::Relative })
 }
 
 fn convert_target(original: &TagTarget) -> Result<TagTarget, String> {

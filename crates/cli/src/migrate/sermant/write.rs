@@ -69,9 +69,9 @@ fn write_split(split: &TagSplit) -> Result<Value, String> {
                 TagValue::Exact(value) => Ok((name.clone(), json!(value))),
                 TagValue::SameAsCaller => Err("a split refers to the caller's own tag".to_owned()),
             };
-            let tag_fields: Result<Map<String, Value>, String> =
+            let tag_fields_result: Result<Map<String, Value>, String> =
                 tags.iter().map(to_entry).collect();
-            Ok(json!({"weight": target.weight, "tags": tag_fields?}))
+            Ok(json!({"weight": target.weight, "tags": tag_fields_result?}))
         }
         TagSet::Default => Ok(json!({"weight": target.weight, "instances": "default"})),
         TagSet::AllInstances => Ok(json!({"weight": target.weight, "instances": "any"})),
@@ -107,8 +107,9 @@ fn write_match(request_match: &TagMatch) -> Result<Option<Value>, String> {
 
 fn write_field_tests(tests: &[FieldTest]) -> Result<Value, String> {
     let to_entry = |test: &FieldTest| Ok((test.name.clone(), write_value_test(&test.test)?));
-    let test_fields: Result<Map<String, Value>, String> = tests.iter().map(to_entry).collect();
-    Ok(Value::Object(test_fields?))
+    let test_fields_result: Result<Map<String, Value>, String> =
+        tests.iter().map(to_entry).collect();
+    Ok(Value::Object(test_fields_result?))
 }
 
 fn write_value_test(test: &ValueTest) -> Result<Value, String> {

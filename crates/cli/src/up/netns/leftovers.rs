@@ -155,8 +155,8 @@ fn is_in_use(bridge: &str) -> bool {
 fn is_leno_process(pid: u32) -> bool {
     let process_directory = Path::new("/proc").join(pid.to_string());
     // A zombie has no executable.
-    let program = fs::read_link(process_directory.join("exe"));
-    program.is_ok_and(|program| {
+    let link_result = fs::read_link(process_directory.join("exe"));
+    link_result.is_ok_and(|program| {
         program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("leno"))
     })
 }
@@ -187,6 +187,7 @@ struct LinkInfo {
     info_kind: String,
 }
 
+/// Returns the names of the entries of a directory; empty if it cannot be read.
 fn list_entries(directory: &str) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()

@@ -124,12 +124,12 @@ fn endpoints_of_unreported_sidecars_are_uncertain_also_while_their_pods_terminat
     mesh.set_listeners(&workload_name("reviews-v1-1"), None);
     let compiled_config = client_config(&mesh, "productpage-1", &["reviews-v1"]);
     let client = mesh.workload(&workload_name("productpage-1")).unwrap();
-    let unknown_endpoints = uncertain_endpoints(&mesh, client, &compiled_config);
+    let unknown_endpoints = find_unknown_endpoints(&mesh, client, &compiled_config);
     assert!(!unknown_endpoints.is_empty());
     // A missing report of a pod that has ended is not an uncertain endpoint.
     let change = meshed_pod(&mesh, Ended);
     mesh.apply(change);
     let client = mesh.workload(&workload_name("productpage-1")).unwrap();
     let compiled_config = client_config(&mesh, "productpage-1", &["reviews-v1"]);
-    assert!(uncertain_endpoints(&mesh, client, &compiled_config).is_empty());
+    assert!(find_unknown_endpoints(&mesh, client, &compiled_config).is_empty());
 }

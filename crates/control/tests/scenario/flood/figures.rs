@@ -70,19 +70,19 @@ impl ControlProcess {
         }
     }
 
-    /// Returns the latency of an operator's query for all services: the median of some queries, and the
+    /// Returns the latency of an operator's query for all services: the median of `query_count` queries, and the
     /// maximum.
-    async fn query_latency(&self, queries: usize) -> (Duration, Duration) {
+    async fn query_latency(&self, query_count: usize) -> (Duration, Duration) {
         let socket = self.directory.path().join("data/control.sock");
         let mut durations = Vec::new();
-        for _ in 0..queries {
+        for _ in 0..query_count {
             let start = Instant::now();
             // A timed-out query counts with its timeout.
             drop(admin::query_admin(&socket, "GET", "/services").await);
             durations.push(start.elapsed());
         }
         durations.sort();
-        (durations[queries / 2], durations[queries - 1])
+        (durations[query_count / 2], durations[query_count - 1])
     }
 }
 

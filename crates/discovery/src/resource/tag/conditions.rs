@@ -62,17 +62,17 @@ pub(super) fn match_from_wire(wire: Option<proto::TagMatch>) -> Result<TagMatch,
     if !request.headers.is_empty() || !request.query.is_empty() {
         return Err(InvalidField::new("matches.request", "has headers or parameters of its own"));
     }
-    let tests = |field: &str, wire| {
+    let parse_tests = |field: &str, wire| {
         convert_each(field, wire, test_from_wire).map_err(|invalid| invalid.with_parent("matches"))
     };
     Ok(TagMatch {
         path: request.path,
         methods: request.methods,
-        headers: tests("headers", wire.headers)?,
+        headers: parse_tests("headers", wire.headers)?,
         quorum: quorum_from_wire(wire.one_is_enough),
         repeated: if wire.first_value { RepeatedHeader::First } else { RepeatedHeader::Joined },
-        query: tests("query", wire.query)?,
-        cookies: tests("cookies", wire.cookies)?,
+        query: parse_tests("query", wire.query)?,
+        cookies: parse_tests("cookies", wire.cookies)?,
         stem: wire.stem,
     })
 }

@@ -67,8 +67,10 @@ impl LeaderFixture {
         authority: &Authority,
     ) {
         let unchanged = unchanged.iter().map(|uid| (*uid).to_owned()).collect();
-        self.reconciler
-            .update_requests(&DesiredCertificates { requests: requests.to_vec(), unchanged });
+        self.reconciler.update_requests(&DesiredCertificates {
+            requests: requests.to_vec(),
+            unchanged_owners: unchanged,
+        });
         for state in self.reconciler.secrets.values_mut() {
             state.next_check = Instant::now();
         }
@@ -238,7 +240,7 @@ async fn a_control_plane_that_does_not_lead_publishes_no_outcomes() {
         requests: vec![certificate_request("batch-tls")],
         ..DesiredCertificates::default()
     });
-    leader.reconciler.reset_state();
+    leader.reconciler.reset_checks();
     leader.reconciler.publish_outcomes();
     assert_eq!(leader.reported_outcome(), None);
     // The new leader finds the Secret valid.

@@ -14,7 +14,7 @@ use crate::api::{NamespaceName, ObjectApi};
 use crate::well_known::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
 /// Checks the signing certificate of the mesh's authority, which issues workload certificates.
-pub(super) async fn check_issuer(
+pub(super) async fn check_signing_certificate(
     client: &Client,
     namespace: &NamespaceName,
     now: SystemTime,
@@ -26,7 +26,7 @@ pub(super) async fn check_issuer(
     };
     let data = secret.and_then(|secret| secret.data).unwrap_or_default();
     let Some((key, certificates)) =
-        SIGNER_KEYS.iter().find_map(|key| Some((*key, data.get(*key)?)))
+        SIGNING_CERTIFICATE_KEYS.iter().find_map(|key| Some((*key, data.get(*key)?)))
     else {
         return ExamineResult::failure(
             format!("there is no Secret {namespace}/{AUTHORITY_SECRET} with a certificate"),
@@ -127,7 +127,7 @@ fn days_until_expiry(der: &CertificateDer<'_>, now: SystemTime) -> Option<u64> {
 
 /// The keys of the signing certificate in the Secret: an intermediate certificate takes precedence over the
 /// built-in CA's certificate.
-const SIGNER_KEYS: [&str; 2] = [INTERMEDIATE_KEY, "ca.pem"];
+const SIGNING_CERTIFICATE_KEYS: [&str; 2] = [INTERMEDIATE_KEY, "ca.pem"];
 /// The key of an intermediate certificate, which an external CA such as cert-manager has issued.
 const INTERMEDIATE_KEY: &str = "tls.crt";
 /// The minimum remaining lifetime without a warning, in days.

@@ -105,25 +105,26 @@ fn compare_connections(
     };
     let pod_path =
         |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
-    let is_ready_pod = |name: &String| {
-        let pod = pods.iter().find(|pod| pod_path(pod) == *name);
+    let is_ready_pod = |path: &String| {
+        let pod = pods.iter().find(|pod| pod_path(pod) == *path);
         pod.map_or(is_truncated, is_ready)
     };
-    let names: Vec<String> =
+    let disconnected_pods: Vec<String> =
         connections.disconnected.iter().map(ToString::to_string).filter(is_ready_pod).collect();
-    let Some(first_name) = names.first() else {
+    let Some(first_pod) = disconnected_pods.first() else {
         return ExamineResult::Passed(
             "each ready pod's sidecar is connected to a control plane".to_owned(),
         );
     };
     // The control plane lists a limited number of pods, and counts the others without their names.
-    let count = names.len() + connections.count.saturating_sub(connections.disconnected.len());
-    let (namespace, pod) = first_name.split_once('/').unwrap_or(("default", first_name));
+    let count =
+        disconnected_pods.len() + connections.count.saturating_sub(connections.disconnected.len());
+    let (namespace, pod) = first_pod.split_once('/').unwrap_or(("default", first_pod));
     ExamineResult::failure(
         format!(
             "the sidecars of {} are connected to no control plane and receive no changes and no \
              new certificates ({count} in ready pods)",
-            summarize_names(&names)
+            summarize_names(&disconnected_pods)
         ),
         format!(
             "see `kubectl -n {namespace} logs {pod} -c leno-proxy`, and restart the pod if its control plane can be reached"

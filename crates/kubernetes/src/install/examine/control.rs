@@ -85,16 +85,16 @@ pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> Ex
 
 /// Checks that the control planes run on different nodes if enough nodes accept them.
 pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> ExamineResult {
-    let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
-    let running_pods = ListParams::default()
+    let pod_api: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
+    let running_pod_filter = ListParams::default()
         .labels(&format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}"))
         .fields("status.phase=Running");
-    let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let pods = match pods.list(&running_pods).await {
+    let node_api: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
+    let pods = match pod_api.list(&running_pod_filter).await {
         Ok(pods) => pods.items,
         Err(error) => return unreadable_finding(&error),
     };
-    match nodes.list(&ListParams::default()).await {
+    match node_api.list(&ListParams::default()).await {
         Ok(nodes) => compare_nodes(namespace, &pods, &nodes.items),
         Err(error) => unreadable_finding(&error),
     }

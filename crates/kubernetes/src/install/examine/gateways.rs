@@ -65,10 +65,10 @@ async fn objects_of_kind(
     client: &Client,
     kind: ServedKind,
 ) -> Result<Vec<DynamicObject>, ApiError> {
-    let DiscoveredKind::Served(served) = find_version(client, kind).await? else {
+    let DiscoveredKind::Served(api_and_resource) = find_version(client, kind).await? else {
         return Ok(Vec::new());
     };
-    Ok(served.0.list(&ListParams::default()).await?.items)
+    Ok(api_and_resource.0.list(&ListParams::default()).await?.items)
 }
 
 #[cfg(test)]

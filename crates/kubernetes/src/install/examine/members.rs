@@ -1,5 +1,5 @@
-//! Checks the members of the mesh, for `leno check`: outdated sidecars, pods that cannot be created, and
-//! namespaces that do not admit redirection.
+//! Checks the members of the mesh, which are pods with a sidecar, for `leno check`: outdated sidecars, pods that cannot
+//! be created, and namespaces that do not admit redirection.
 
 use std::collections::BTreeSet;
 
@@ -30,11 +30,11 @@ pub(super) async fn check_sidecars(
     namespace: &NamespaceName,
     control_plane: &Deployment,
 ) -> Vec<(&'static str, ExamineResult)> {
-    let pods: ObjectApi<Pod> = ObjectApi::for_all_namespaces(client.clone());
+    let pod_api: ObjectApi<Pod> = ObjectApi::for_all_namespaces(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
-    let running_meshed_pods =
+    let meshed_pod_filter =
         ListParams::default().labels(&with_sidecar).fields(RUNNING_POD_FIELDS).limit(MAX_PODS);
-    let pods = match pods.list(&running_meshed_pods).await {
+    let pods = match pod_api.list(&meshed_pod_filter).await {
         Ok(pods) => pods,
         Err(error) => return vec![("sidecars", unreadable_finding(&error))],
     };
@@ -79,6 +79,7 @@ struct SidecarPods<'a> {
 }
 
 impl SidecarPods<'_> {
+    /// Returns the number of examined pods; with `the first` if the cluster has more.
     fn describe_count(&self) -> String {
         match self.is_truncated {
             true => format!("the first {}", self.pods.len()),
@@ -91,6 +92,7 @@ impl SidecarPods<'_> {
         self.pods.iter().filter(|pod| predicate(pod)).map(pod_path).collect()
     }
 
+    /// Checks for sidecars with another image than the control plane's, such as that of an earlier version.
     fn check_images(&self, own_image: &str) -> ExamineResult {
         let (count, other_images) = (
             self.describe_count(),
@@ -149,6 +151,7 @@ impl SidecarPods<'_> {
         findings
     }
 
+    /// Checks for pods that are redirected in another way than new pods: by an init container, or by the CNI plugin.
     fn check_redirection(&self, uses_plugin: bool) -> ExamineResult {
         let has_plugin_annotation = |pod: &Pod| pod.annotations().contains_key(REDIRECT_ANNOTATION);
         let differing_pods = self.matching_pods(|pod| has_plugin_annotation(pod) != uses_plugin);
@@ -240,8 +243,9 @@ async fn list_pod_controllers(client: &Client) -> Result<PodControllers, ApiErro
         (!is_running && !conditions().any(is_finished))
             .then(|| IncompleteController::for_object("Job", job))
     }));
-    let failed_creations = ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
-    let failure_events = event_api.list(&failed_creations).await?.items;
+    let failed_creation_filter =
+        ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
+    let failure_events = event_api.list(&failed_creation_filter).await?.items;
     let replica_sets = replica_set_api.list(&parameters).await?.items;
     Ok(PodControllers { replica_sets, incomplete_controllers, failure_events })
 }
@@ -303,10 +307,10 @@ fn check_blocked(
     };
     let other_controllers =
         incomplete_controllers.iter().filter_map(|controller| controller.webhook_failure(events));
-    let blocked: Vec<(String, String)> =
+    let blocked_controllers: Vec<(String, String)> =
         replica_sets.iter().filter_map(failure).chain(other_controllers).collect();
-    let names: Vec<String> = blocked.iter().map(|(name, _)| name.clone()).collect();
-    match blocked.first() {
+    let names: Vec<String> = blocked_controllers.iter().map(|(name, _)| name.clone()).collect();
+    match blocked_controllers.first() {
         None => ExamineResult::Passed("none".to_owned()),
         Some((first_name, message)) => ExamineResult::failure(
             format!(
@@ -388,15 +392,19 @@ pub(super) async fn check_namespaces(
         Ok(listed) => listed.items,
         Err(error) => return unreadable_finding(&error),
     };
-    let injected: Vec<Namespace> =
+    let injected_namespaces: Vec<Namespace> =
         listed.into_iter().filter(|namespace| is_injected(namespace, system_namespace)).collect();
-    let restricted: Vec<String> = injected.iter().filter_map(restrictive_standard).collect();
-    match restricted.as_slice() {
+    let restricted_namespaces: Vec<String> =
+        injected_namespaces.iter().filter_map(restrictive_standard).collect();
+    match restricted_namespaces.as_slice() {
         [_, ..] if !InstalledOptions::from_deployment(control_plane).cni => ExamineResult::failure(
-            format!("pods need NET_ADMIN, which {} reject", summarize_names(&restricted)),
+            format!(
+                "pods need NET_ADMIN, which {} reject",
+                summarize_names(&restricted_namespaces)
+            ),
             format!("run `leno install -n {system_namespace} --cni --apply`"),
         ),
-        _ => ExamineResult::Passed(format!("{} with sidecar injection", injected.len())),
+        _ => ExamineResult::Passed(format!("{} with sidecar injection", injected_namespaces.len())),
     }
 }
 

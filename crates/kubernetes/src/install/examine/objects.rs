@@ -21,9 +21,9 @@ pub(super) async fn desired_manifests(
     namespace: &NamespaceName,
     control_plane: &Deployment,
 ) -> Result<Vec<Value>, InstallError> {
-    let read_options = InstalledOptions::read_installation(client, namespace).await?;
+    let existing_options = InstalledOptions::read_installation(client, namespace).await?;
     let installed_options =
-        read_options.unwrap_or_else(|| InstalledOptions::from_deployment(control_plane));
+        existing_options.unwrap_or_else(|| InstalledOptions::from_deployment(control_plane));
     Ok(installation_manifests(&installed_options.into_options(namespace)))
 }
 
@@ -116,9 +116,9 @@ fn summarize_comparisons(comparisons: Vec<Result<ObjectComparison, ApiError>>) -
 /// The fields in which an object differs from its manifest.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ManifestDifferences {
-    /// Fields that are absent or have another value.
+    /// Descriptions of fields that are absent or have another value, such as `spec.type is absent, expected "ClusterIP"`.
     pub(super) differing_fields: Vec<String>,
-    /// Lists with additional entries.
+    /// Descriptions of lists with additional entries.
     pub(super) surplus_entries: Vec<String>,
 }
 
@@ -134,6 +134,7 @@ impl ManifestDifferences {
         differences
     }
 
+    /// Compares the value at `path` with the desired one. Additional fields of `actual` are not differences.
     fn compare_values(&mut self, path: &str, desired: &Value, actual: &Value) {
         match desired {
             // The API server omits empty values.

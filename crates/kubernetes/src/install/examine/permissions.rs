@@ -12,7 +12,7 @@ use crate::api::ObjectApi;
 pub(super) async fn check_permissions(client: &Client) -> ExamineResult {
     let reviews: ObjectApi<SelfSubjectAccessReview> = ObjectApi::for_all_namespaces(client.clone());
     let mut forbidden_resources = Vec::new();
-    for (group, resource) in INSTALLED_KINDS {
+    for (group, resource) in INSTALLED_RESOURCES {
         let review = serde_json::from_value(json!({
             "metadata": {},
             "spec": {"resourceAttributes": {"group": group, "resource": resource, "verb": "create"}},
@@ -35,7 +35,7 @@ pub(super) async fn check_permissions(client: &Client) -> ExamineResult {
 }
 
 /// The API groups and resources of the objects that an installation creates.
-const INSTALLED_KINDS: &[(&str, &str)] = &[
+const INSTALLED_RESOURCES: &[(&str, &str)] = &[
     ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("", "namespaces"),
     ("", "serviceaccounts"),

@@ -83,7 +83,7 @@ pub(super) fn outlier_detection() -> Value {
 
 fn health_check() -> Value {
     let path = with_description(text(1024), "Path, beginning with `/`.");
-    let one_of = [
+    let probe_rules = [
         ("has(self.httpGet) || has(self.grpc)", "has no probe: set httpGet or grpc"),
         ("!has(self.httpGet) || !has(self.grpc)", "has two probes: set either httpGet or grpc"),
     ];
@@ -96,7 +96,7 @@ fn health_check() -> Value {
             ("failureThreshold", integer(1, 1000)),
             ("successThreshold", integer(1, 1000)),
         ]),
-        &one_of,
+        &probe_rules,
     )
 }
 
@@ -344,6 +344,7 @@ fn check_service_reference() -> Value {
     object([("name!", dns_subdomain()), ("namespace", dns_subdomain()), ("port!", port())])
 }
 
+/// The validation rule for a server that is either a service of the mesh or a URL.
 const EXACTLY_ONE_SERVER: (&str, &str) =
     ("has(self.service) != has(self.url)", "set exactly one of service and url");
 
@@ -387,7 +388,7 @@ pub(super) fn load_balancing() -> Value {
     );
     let warmup = object([("duration!", duration()), ("minimumPercent", integer(1, 100))]);
     let algorithms = ["PeakEwma", "LeastRequest", "RoundRobin", "Random", "RingHash", "Maglev"];
-    let hashes = "has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev']";
+    let hashing_condition = "has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev']";
     with_rules(
         object([
             ("targetRefs!", target_refs()),
@@ -403,7 +404,7 @@ pub(super) fn load_balancing() -> Value {
                 "choiceCount requires PeakEwma or LeastRequest",
             ),
             (
-                &format!("has(self.key) == ({hashes})"),
+                &format!("has(self.key) == ({hashing_condition})"),
                 "key is required for RingHash and Maglev, and not supported for other algorithms",
             ),
             (

@@ -1,5 +1,5 @@
-//! Builds the OpenAPI schemas of the `spec` of TagRoute, Lane and SermantRouteRule, which select among the
-//! instances of a service.
+//! Builds the OpenAPI schemas of the `spec` of TagRoute and SermantRouteRule, which select among the instances of a
+//! service by their tags, and of Lane, which marks requests with headers.
 
 use serde_json::Value;
 

@@ -173,7 +173,8 @@ impl<'a> ConflictIndex<'a> {
         }
     }
 
-    /// Returns true if the lanes of an object apply to the service of a scope, which has no port.
+    /// Returns true if the lanes of an object, which mark requests with headers, apply to the service of a scope. The scope
+    /// has no port.
     pub(super) fn applies_lanes(&self, object: &Object, scope: &TagScope) -> bool {
         let Object::SermantRouteRule(own_rule) = object else { return false };
         let is_first =

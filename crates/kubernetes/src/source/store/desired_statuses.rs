@@ -140,7 +140,7 @@ impl ObjectStore {
             current_status: record.current_status.clone(),
             content,
             rejection: rejection.or_else(|| gateways?.rejection_reason(record.target.kind, id)),
-            diagnostic: self.diagnostics_of(origin),
+            diagnostic: self.warnings_message(origin),
             conflict: self.conflict_without_status(origin, record, context),
             missing_reference: self.missing_reference_without_status(origin, record),
         })
@@ -177,7 +177,7 @@ impl ObjectStore {
         context: &StatusContext<'_>,
     ) -> (StatusCondition, Option<StatusCondition>) {
         let (service, port) = match parse_parent(parent, &record.target.namespace) {
-            Ok(parent_service) => parent_service,
+            Ok(service_and_port) => service_and_port,
             Err(problem) => return (accepted_condition(Some(&problem), "NoMatchingParent"), None),
         };
         if let Some(missing_target) = self.missing_target(&service, port) {
@@ -271,8 +271,10 @@ impl ObjectStore {
         let targets = target_services(object);
         let mut missing_targets =
             targets.iter().map(|(service, port)| self.missing_target(service, *port));
-        let first_missing =
-            missing_targets.next().flatten().filter(|_| missing_targets.all(|part| part.is_some()));
+        let first_missing = missing_targets
+            .next()
+            .flatten()
+            .filter(|_| missing_targets.all(|missing| missing.is_some()));
         first_missing.or_else(|| {
             self.ineffective_reason(object, context).map(IneffectiveReason::into_sentence)
         })

@@ -80,7 +80,7 @@ impl ObjectStore {
             self.invalid_gateway_requests().filter_map(|origin| self.records.get(origin));
         decisions
             .desired
-            .unchanged
+            .unchanged_owners
             .extend(invalid_requests.map(|record| record.target.uid.clone()));
         self.statuses_stale |= decisions != self.external_principals.decisions;
         self.external_principals.decisions = decisions;

@@ -72,8 +72,8 @@ impl ObjectStore {
         self.dirty.extend(pods);
     }
 
-    /// Returns the floor for sidecar injection.
-    pub(crate) fn injection_floor(&self) -> SecurityFloor {
+    /// Returns the floor of Leno's MeshConfig; the default, which requires nothing, without a MeshConfig.
+    pub(crate) fn mesh_floor(&self) -> SecurityFloor {
         self.own_config().map(|config| (*config.floor).clone()).unwrap_or_default()
     }
 
@@ -102,7 +102,7 @@ impl ObjectStore {
 
     /// Returns the warnings of all pods and namespaces.
     pub(super) fn all_floor_warnings(&self) -> Vec<Warning> {
-        if self.injection_floor() == SecurityFloor::default() {
+        if self.mesh_floor() == SecurityFloor::default() {
             return Vec::new();
         }
         let has_annotations =
@@ -125,8 +125,8 @@ impl ObjectStore {
         namespace_warnings.chain(pod_warnings).collect()
     }
 
-    /// Returns the pods with a sidecar image that the floor forbids.
-    pub(super) fn forbidden_images(&self) -> Vec<RejectedDocument> {
+    /// Returns a rejection for each pod with a sidecar image that the floor forbids.
+    pub(super) fn forbidden_image_rejections(&self) -> Vec<RejectedDocument> {
         let pods = self
             .overridable_settings
             .pod_settings
@@ -228,7 +228,7 @@ impl ObjectStore {
     pub(super) fn misplaced_rejection(&self, object: &Object) -> Option<RejectedDocument> {
         let (namespace, field, problem) = match object {
             Object::TagRoute(route) if route.scope == TagScope::Mesh => {
-                (&route.name.namespace, "spec.scope", MESH_WIDE)
+                (&route.name.namespace, "spec.scope", MESH_WIDE_PROBLEM)
             }
             Object::Egress(policy) => {
                 let own_namespace = &policy.name.namespace;
@@ -291,10 +291,10 @@ fn set_settings<K: Ord + Clone>(
 
 fn join_images(images: &BTreeSet<String>) -> String {
     let listed_images: Vec<&str> =
-        images.iter().take(MAX_IMAGES_SHOWN).map(String::as_str).collect();
+        images.iter().take(MAX_LISTED_IMAGES).map(String::as_str).collect();
     listed_images.join(", ")
 }
 
-const MESH_WIDE: &str = "applies to the whole mesh";
+const MESH_WIDE_PROBLEM: &str = "applies to the whole mesh";
 /// The maximum number of images in a warning: a pod may have many containers with our names.
-const MAX_IMAGES_SHOWN: usize = 2;
+const MAX_LISTED_IMAGES: usize = 2;

@@ -91,7 +91,7 @@ impl GatewayState {
     }
 
     /// Drops Secrets that no gateway refers to any more. They are read again when a gateway refers to them.
-    fn drop_unreferenced(&mut self) {
+    fn drop_unreferenced_secrets(&mut self) {
         let Self { referenced_secrets, covered_secrets, inputs, input_keys, .. } = self;
         inputs.certificates.retain(|id, _| referenced_secrets.contains(id));
         input_keys.retain(
@@ -187,7 +187,7 @@ impl GatewayState {
         self.input_keys.insert(origin.clone(), key);
     }
 
-    pub(super) fn remove(&mut self, origin: &ObjectOrigin) {
+    pub(super) fn remove_input(&mut self, origin: &ObjectOrigin) {
         let Some(key) = self.input_keys.remove(origin) else { return };
         self.is_stale |= !matches!(key, InputKey::Pod(..));
         let inputs = &mut self.inputs;
@@ -226,15 +226,15 @@ impl ObjectStore {
             return;
         };
         gateways.referenced_secrets = Arc::new(collect_secrets(&gateways.inputs));
-        gateways.drop_unreferenced();
+        gateways.drop_unreferenced_secrets();
         gateways.is_stale = false;
         let pending_secrets = gateways.pending_secrets();
         let (own_services, selectorless) = (&self.services, &self.selectorless);
-        let services =
+        let find_service =
             |name: &ServiceName| own_services.get(name).or_else(|| selectorless.service(name));
         let previous =
             PreviousResult { resolved: &gateways.resolved, pending_secrets: &pending_secrets };
-        let resolved = resolve_gateways(&gateways.inputs, &services, &previous);
+        let resolved = resolve_gateways(&gateways.inputs, &find_service, &previous);
         let previous = std::mem::replace(&mut gateways.resolved, resolved);
         let current = &gateways.resolved;
         let names = previous.gateways.keys().chain(current.gateways.keys());
@@ -282,7 +282,7 @@ impl ObjectStore {
         // The previous input of a route is not removed, because it contains the last valid version. A pod has no
         // such version, and its previous addresses must be removed.
         if input.is_none() || !addresses.is_empty() {
-            gateways.remove(origin);
+            gateways.remove_input(origin);
         }
         if let Some(input) = input {
             if let GatewayInput::Pod(new_addresses) = &input {
@@ -297,7 +297,7 @@ impl ObjectStore {
     pub(super) fn remove_gateway_input(&mut self, origin: &ObjectOrigin) {
         let Some(gateways) = &mut self.gateways else { return };
         let addresses = gateways.pod_addresses(origin);
-        gateways.remove(origin);
+        gateways.remove_input(origin);
         addresses.into_iter().for_each(|address| self.mark_address(address));
     }
 }

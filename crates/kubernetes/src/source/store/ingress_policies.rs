@@ -1,5 +1,6 @@
-//! Tracks the sources of ingress policies, which may be unmeshed pods, and finds the reasons that a policy does
-//! not open a port. Also marks custom resources that have changed.
+//! Tracks the sources of ingress policies (IngressBackends, which open ports of services to clients outside the mesh),
+//! and finds the reasons that a policy does not open a port. Sources may be unmeshed pods. Also marks custom resources
+//! that have changed.
 
 use std::collections::BTreeSet;
 
@@ -34,10 +35,11 @@ impl ObjectStore {
 
     /// Returns true if a workload is behind a service that is the source of an ingress policy.
     pub(super) fn is_ingress_source(&self, workload: &Workload) -> bool {
-        let sources =
+        let services =
             self.services.may_select(workload).chain(self.selectorless.may_select(workload));
-        let mut sources = sources.filter(|service| self.ingress_sources.contains(&service.name));
-        sources.any(|service| matches_selector(&service.selector, &workload.labels))
+        let mut source_services =
+            services.filter(|service| self.ingress_sources.contains(&service.name));
+        source_services.any(|service| matches_selector(&service.selector, &workload.labels))
     }
 
     /// Marks statuses as changed if the pods behind the services of an ingress policy change.

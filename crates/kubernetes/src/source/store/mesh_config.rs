@@ -10,7 +10,7 @@ use leno_registry::{DocumentLocation, Warning};
 
 use super::{ObjectOrigin, ObjectStore};
 use crate::inject::Exclusions;
-use crate::read::{ForeignMeshSettings, IngressGateway};
+use crate::read::{ForeignMeshSettings, IngressCertificateRequest};
 
 /// Settings in addition to our MeshConfig.
 #[derive(Default)]
@@ -198,7 +198,7 @@ impl ObjectStore {
     /// creation time of the settings in Unix seconds.
     pub(super) fn ingress_gateways(
         &self,
-    ) -> impl Iterator<Item = (&ObjectOrigin, &IngressGateway, i64)> {
+    ) -> impl Iterator<Item = (&ObjectOrigin, &IngressCertificateRequest, i64)> {
         self.applied_settings().filter_map(|(origin, foreign_settings)| {
             let request = foreign_settings.ingress_gateway.as_ref()?.as_ref().ok()?;
             Some((origin, request, foreign_settings.created))
@@ -283,8 +283,9 @@ impl ObjectStore {
         Some(config)
     }
 
-    /// Returns a warning if another mesh's settings are ignored, or if the certificate that they request is missing.
-    pub(super) fn overridden_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
+    /// Returns a warning if these settings of another mesh are ignored, or if the certificate that they request is missing.
+    /// Empty for other objects.
+    pub(super) fn foreign_settings_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
         let Some(foreign_settings) = self.settings.foreign_settings.get(origin) else {
             return Vec::new();
         };
@@ -310,10 +311,10 @@ impl ObjectStore {
     }
 
     /// Returns the warnings about an object in force, one per line; `None` if it has none.
-    pub(super) fn diagnostics_of(&self, origin: &ObjectOrigin) -> Option<String> {
+    pub(super) fn warnings_message(&self, origin: &ObjectOrigin) -> Option<String> {
         let diagnostics = self.diagnostics.get(origin).filter(|_| self.belongs_to_mesh(origin));
         let object_warnings = diagnostics.map(|(_, warnings)| warnings.as_slice());
-        let mut further_warnings = self.overridden_warnings(origin);
+        let mut further_warnings = self.foreign_settings_warnings(origin);
         further_warnings.extend(self.floor_warnings(origin));
         let listed_warnings = object_warnings
             .unwrap_or_default()
@@ -330,8 +331,11 @@ impl ObjectStore {
     }
 
     /// Returns the warnings of all settings of other meshes.
-    pub(super) fn all_overridden_warnings(&self) -> impl Iterator<Item = Warning> {
-        self.settings.foreign_settings.keys().flat_map(|origin| self.overridden_warnings(origin))
+    pub(super) fn all_foreign_settings_warnings(&self) -> impl Iterator<Item = Warning> {
+        self.settings
+            .foreign_settings
+            .keys()
+            .flat_map(|origin| self.foreign_settings_warnings(origin))
     }
 
     /// Returns a warning for each namespace with another default policy than the `MeshConfig` sets for it.

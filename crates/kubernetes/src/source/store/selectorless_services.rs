@@ -18,6 +18,7 @@ use crate::read::{listed_service, matches_selector};
 #[derive(Default)]
 pub(super) struct SelectorlessServices {
     services: ServiceIndex,
+    /// The listed endpoints.
     workloads: BTreeMap<WorkloadName, Workload>,
     workloads_by_slice: BTreeMap<ObjectOrigin, Vec<WorkloadName>>,
     workloads_by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
@@ -113,8 +114,8 @@ impl SelectorlessServices {
         (is_uniform && !service.ports.is_empty()).then_some(service)
     }
 
-    fn insert(&mut self, workload: Workload) {
-        self.remove(&workload.name);
+    fn insert_endpoint(&mut self, workload: Workload) {
+        self.remove_endpoint(&workload.name);
         self.workloads_by_address
             .entry(workload.address)
             .or_default()
@@ -127,7 +128,7 @@ impl SelectorlessServices {
         self.workloads.insert(workload.name.clone(), workload);
     }
 
-    fn remove(&mut self, name: &WorkloadName) -> Option<Workload> {
+    fn remove_endpoint(&mut self, name: &WorkloadName) -> Option<Workload> {
         let removed = self.workloads.remove(name)?;
         if let Some(names) = self.workloads_by_address.get_mut(&removed.address) {
             names.remove(name);
@@ -226,7 +227,7 @@ impl ObjectStore {
     pub(super) fn apply_endpoints(&mut self, origin: &ObjectOrigin, mut workloads: Vec<Workload>) {
         let mut changed: Vec<Workload> = Vec::new();
         for name in self.selectorless.workloads_by_slice.remove(origin).unwrap_or_default() {
-            changed.extend(self.selectorless.remove(&name));
+            changed.extend(self.selectorless.remove_endpoint(&name));
         }
         let capacity = MAX_LISTED_ENDPOINTS.saturating_sub(self.selectorless.workloads.len());
         if workloads.len() > capacity {
@@ -243,7 +244,7 @@ impl ObjectStore {
         }
         for workload in workloads {
             changed.push(workload.clone());
-            self.selectorless.insert(workload);
+            self.selectorless.insert_endpoint(workload);
         }
         self.update_labels(&changed.iter().map(|workload| workload.address).collect());
         let services: BTreeSet<ServiceName> =
@@ -356,7 +357,7 @@ impl ObjectStore {
     }
 
     /// Returns a warning for each listed address that is excluded because its pod is in another namespace.
-    pub(super) fn excluded_warnings(&self) -> impl Iterator<Item = Warning> {
+    pub(super) fn excluded_address_warnings(&self) -> impl Iterator<Item = Warning> {
         let hint = match self.gateways.is_some() {
             true => "route to a Service there, with a ReferenceGrant",
             false => "call a Service of that namespace",

@@ -45,7 +45,7 @@ pub(super) fn allow_frames(stream: u32) -> Vec<u8> {
     let status = frames::header_block(&[("grpc-status", "0")]);
     [
         frames::encode_frame(HEADERS, END_HEADERS, stream, &[0x88]),
-        frames::encode_frame(DATA, 0, stream, &message::add_frame(&allow_response())),
+        frames::encode_frame(DATA, 0, stream, &message::add_prefix(&allow_response())),
         frames::encode_frame(HEADERS, END_HEADERS | END_STREAM, stream, &status),
     ]
     .concat()

@@ -60,7 +60,7 @@ fn build_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
         fields.map(|(name, value)| key_value(name, attribute_value(value))).collect()
     });
     let (severity_number, severity_text) = log_severity(trace_entry);
-    let ended_ns = unix_nanoseconds(trace_entry.ended);
+    let ended_ns = unix_nanoseconds(trace_entry.ended_at);
     LogRecord {
         time_unix_nano: ended_ns,
         observed_time_unix_nano: ended_ns,

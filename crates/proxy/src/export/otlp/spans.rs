@@ -40,7 +40,7 @@ fn build_span(trace_entry: &TraceEntry) -> Option<Span> {
         name: span_name(trace_entry),
         kind,
         start_time_unix_nano: unix_nanoseconds(trace_entry.started_at()),
-        end_time_unix_nano: unix_nanoseconds(trace_entry.ended),
+        end_time_unix_nano: unix_nanoseconds(trace_entry.ended_at),
         attributes: attributes.collect(),
         status,
         flags: u32::from(context.is_sampled),

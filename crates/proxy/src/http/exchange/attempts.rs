@@ -5,7 +5,7 @@ use std::pin::pin;
 use leno_model::{EndpointId, Reason, RetryRule};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::outlier::EndpointResult;
-use leno_traffic::retry::{AttemptFailure, retry_by_rule, retry_pause};
+use leno_traffic::retry::{AttemptFailure, may_retry_by_rule, retry_pause};
 
 use super::Exchange;
 use crate::http::forward::forward_request;
@@ -38,7 +38,7 @@ impl Exchange<'_, '_> {
         let attempt = self.failed_attempt(request_target, resolved_route);
         // A withheld response has already been charged to the budget.
         let is_retried = self.progress.withheld_response.get().is_some()
-            || (retry_by_rule(retry_rule, AttemptFailure::Failed(reason), &attempt)
+            || (may_retry_by_rule(retry_rule, AttemptFailure::Failed(reason), &attempt)
                 && self.retry_slot.try_acquire(resolved_route.cluster.as_deref())
                 && retry::charge_retry(worker, self.record.subject.service.as_ref()));
         if is_retried {

@@ -40,7 +40,7 @@ use crate::worker::Worker;
 /// State shared by two parallel attempts.
 #[derive(Debug, Default)]
 pub(crate) struct HedgeState {
-    /// The endpoint of the first attempt.
+    /// The endpoint of the first attempt; `None` before it was picked.
     first_endpoint: RefCell<Option<EndpointId>>,
     /// True if the first attempt has a response.
     first_has_response: Cell<bool>,
@@ -76,7 +76,7 @@ enum RaceResult {
 }
 
 impl Exchange<'_, '_> {
-    /// Returns the hedging rule that applies to the next attempt.
+    /// Returns the hedging rule that applies to the next attempt; `None` if no second attempt is permitted.
     #[inline]
     pub(super) fn hedge_rule<'b>(
         &self,

@@ -8,7 +8,7 @@ use leno_telemetry::Count;
 use leno_traffic::retry::{self, FailedAttempt, SentPart};
 
 use super::{Exchange, limit_attempt};
-use crate::endpoint_wait::Outdated;
+use crate::endpoint_wait::OutdatedConfig;
 use crate::error::Failure;
 use crate::http::forward::ExchangeProgress;
 use crate::http::request::ParsedTarget;
@@ -61,7 +61,7 @@ impl Exchange<'_, '_> {
         reason: Reason,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
-    ) -> Option<Outdated> {
+    ) -> Option<OutdatedConfig> {
         let Destination::Endpoints(priorities) = &resolved_route.destination else { return None };
         // The previous attempts, and the time that they took, were for other endpoints.
         let first_attempt = FailedAttempt {
@@ -89,7 +89,7 @@ impl Exchange<'_, '_> {
             return None;
         }
         let has_lost_port = reason == Reason::UnknownService;
-        Outdated::detect(
+        OutdatedConfig::detect(
             &self.session.worker.config_store,
             &resolved_route.config,
             priorities,
@@ -102,7 +102,7 @@ impl Exchange<'_, '_> {
     pub(super) async fn reroute_request(
         &mut self,
         mut failure: Failure,
-        mut outdated: Outdated,
+        mut outdated: OutdatedConfig,
     ) -> Result<(), Failure> {
         let (worker, request) = (&self.session.worker, self.request);
         while let Some(service) = self.record.subject.service.clone() {
@@ -162,7 +162,9 @@ impl Exchange<'_, '_> {
                     self.send_attempt(request_target, resolved_route, &mut previous_endpoint);
                 match attempt_limit {
                     None => attempt.await,
-                    Some((limit, started)) => limit_attempt(limit, started, attempt).await,
+                    Some((limit, response_started)) => {
+                        limit_attempt(limit, response_started, attempt).await
+                    }
                 }
             };
             let Err(reason) = outcome else { return Ok(()) };

@@ -1,5 +1,5 @@
 //! Runs the less common stages of a request: redirects, generated responses, CORS, mirrored copies and fault
-//! injection. Buffers its body for the attempts and copies that need it again.
+//! injection. Also buffers the body of a request for the attempts and copies that need it again.
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};

@@ -10,11 +10,11 @@ pub(crate) const METHOD: &str = "/grpc.health.v1.Health/Check";
 /// Returns the length-prefixed health check request for a service; for the whole server if empty.
 pub(crate) fn encode_check(service: &str) -> Bytes {
     let request = HealthCheckRequest { service: service.to_owned() };
-    super::message::add_frame(&request.encode_to_vec())
+    super::message::add_prefix(&request.encode_to_vec())
 }
 
-/// True if a response, without its prefix, reports that the service is serving.
-pub(crate) fn is_serving(response: Bytes) -> Result<bool, DecodeError> {
+/// Decodes a response without its length prefix. Returns true if the service is serving.
+pub(crate) fn decode_check(response: Bytes) -> Result<bool, DecodeError> {
     HealthCheckResponse::decode(response).map(|response| response.status == SERVING)
 }
 

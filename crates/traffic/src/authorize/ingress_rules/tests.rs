@@ -49,10 +49,10 @@ fn any_external_principal() -> impl Strategy<Value = Vec<Name>> {
 
 fn any_origin() -> impl Strategy<Value = ConnectionOrigin> {
     let name = prop::option::of(select(vec!["shop.test", "web.test"]));
-    let tls = (name, any_external_principal()).prop_map(|(name, external_principal)| {
+    let tls = (name, any_external_principal()).prop_map(|(name, principal_names)| {
         SessionTransport::Tls {
             server_name: name.map(Into::into),
-            external_principal: external_principal.into(),
+            principal_names: principal_names.into(),
         }
     });
     let transport = prop_oneof![2 => Just(SessionTransport::Plaintext), 1 => tls];
@@ -86,7 +86,7 @@ proptest! {
             .iter()
             .map(|rule| CompiledIngressRule::compile(rule).unwrap())
             .enumerate()
-            .filter(|(_, rule)| rule.rule.port == 80 && includes_client(&rule.rule))
+            .filter(|(_, rule)| rule.config.port == 80 && includes_client(&rule.config))
             .filter(|(_, rule)| rule.allows_client(peer.as_ref(), &origin.transport))
             .collect();
         let applicable = index.rules_for_client(peer.as_ref(), 80, &origin);
@@ -106,13 +106,13 @@ proptest! {
         prop_assert_eq!(index.accepts_external_principals(80, origin.address), at_port().any(accepts));
 
         let allows = |rule: &CompiledIngressRule| {
-            let mut requests = rule.requests.iter().flatten();
-            rule.requests.is_none() || requests.any(|matcher| allows_path(matcher, &request, path))
+            let mut requests = rule.request_matchers.iter().flatten();
+            rule.request_matchers.is_none() || requests.any(|matcher| allows_path(matcher, &request, path))
         };
         let first_rule = open.iter().find(|(_, rule)| allows(rule)).map(|(index, _)| *index);
         prop_assert_eq!(index.find_for_request(&applicable, &request, path), first_rule);
 
-        let accepts_bytes = |rule: &CompiledIngressRule| rule.rule.protocol == IngressProtocol::Tcp && rule.requests.is_none();
+        let accepts_bytes = |rule: &CompiledIngressRule| rule.config.protocol == IngressProtocol::Tcp && rule.request_matchers.is_none();
         let first_rule = open.iter().find(|(_, rule)| accepts_bytes(rule)).map(|(index, _)| *index);
         prop_assert_eq!(index.find_for_bytes(&applicable), first_rule);
     }

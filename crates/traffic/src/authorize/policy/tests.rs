@@ -638,7 +638,7 @@ proptest! {
             (&peer_rules.deny_rules, &compiled.deny_index, deny),
             (&peer_rules.allow_rules, &compiled.allow_index, allow),
         ] {
-            let mut found_rules: Vec<usize> = subset.matching_rules(index.as_ref()).collect();
+            let mut found_rules: Vec<usize> = subset.rule_positions(index.as_ref()).collect();
             found_rules.dedup();
             prop_assert_eq!(found_rules, expected_rules(action, true));
         }

@@ -34,7 +34,7 @@ fn the_document_has_the_numbers_of_the_code() {
         format!(
             "against {SECTIONS_PER_DIRECTION} times `max_head`, each with {SECTION_COST} bytes"
         ),
-        format!("A link has {STREAM_LAST}\nof them"),
+        format!("A link has {LAST_STREAM_NUMBER}\nof them"),
         format!("with last stream {}", StreamId::ALL),
         format!("ALPN is `{}`", std::str::from_utf8(ALPN).unwrap()),
         format!("names the version, {VERSION}, its own role"),

@@ -78,7 +78,7 @@ fn an_opener_opens_no_streams_after_go_away_and_the_acceptor_enforces_it() {
     let go_away = LinkEvent::GoAway { last_stream: StreamId::NONE, code: GoAwayCode::Drain };
     assert_eq!(deliver_output(&mut opener, &mut acceptor), [go_away]);
     assert_eq!((opener.stream_count(), acceptor.stream_count()), (1, 1));
-    assert_eq!(opener.vacant_streams(), 0);
+    assert_eq!(opener.vacant_stream_count(), 0);
     acceptor.send_head(id, false, false, head_writer(b"200")).unwrap();
     assert_eq!(deliver_output(&mut acceptor, &mut opener).len(), 1);
     let mut open = raw_frame(FrameKind::Open, 0, 2, b"GET");
@@ -89,12 +89,12 @@ fn an_opener_opens_no_streams_after_go_away_and_the_acceptor_enforces_it() {
 #[test]
 fn the_link_goes_away_before_its_stream_numbers_run_out() {
     let (mut opener, mut acceptor) = connected_pair();
-    opener.last_stream = StreamId(STREAM_LAST - 2);
-    acceptor.last_stream = StreamId(STREAM_LAST - 2);
+    opener.last_stream = StreamId(LAST_STREAM_NUMBER - 2);
+    acceptor.last_stream = StreamId(LAST_STREAM_NUMBER - 2);
     opener.open_stream(StreamKind::Http, true, head_writer(b"GET")).unwrap();
     assert!(!opener.is_going_away());
     let last = opener.open_stream(StreamKind::Http, true, head_writer(b"GET")).unwrap();
-    assert_eq!(last.number(), STREAM_LAST);
+    assert_eq!(last.number(), LAST_STREAM_NUMBER);
     assert_eq!(
         opener.open_stream(StreamKind::Http, true, head_writer(b"")),
         Err(OpenError::GoingAway)
@@ -105,7 +105,7 @@ fn the_link_goes_away_before_its_stream_numbers_run_out() {
     assert_eq!(events.last(), Some(&go_away));
     assert_eq!(acceptor.stream_count(), 2);
     let (_, mut acceptor) = connected_pair();
-    acceptor.last_stream = StreamId(STREAM_LAST);
+    acceptor.last_stream = StreamId(LAST_STREAM_NUMBER);
     let error = acceptor.receive(&mut raw_frame(FrameKind::Open, 0, u32::MAX, b"")).unwrap_err();
     assert!(matches!(error, LinkError::Misplaced { .. }), "{error}");
 }

@@ -258,7 +258,7 @@ fn an_opener_sends_go_away_before_its_resets_are_a_flood() {
     for responses_cross in [false, true] {
         let (mut opener, mut acceptor) = connected_pair();
         let unanswered_stream = open_stream(&mut opener, &mut acceptor);
-        let vacant_count = opener.vacant_streams() - 1;
+        let vacant_count = opener.vacant_stream_count() - 1;
         let open_streams: Vec<_> = (0..vacant_count)
             .map(|_| opener.open_stream(StreamKind::Http, true, head_writer(b"GET")).unwrap())
             .collect();
@@ -462,7 +462,7 @@ fn an_opener_also_respects_its_own_stream_limit() {
         Link::new(Role::Opener, LinkLimits { max_streams: 100, ..LinkLimits::default() });
     let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     deliver_output(&mut acceptor, &mut opener);
-    assert_eq!(opener.vacant_streams(), 100);
+    assert_eq!(opener.vacant_stream_count(), 100);
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Samples {
     }
 }
 
-/// Statistics of the samples. As in `leno load`, `requests` and the latencies are those of requests that started in the
+/// Statistics of the samples. As in `leno load`, `request_count` and the latencies are those of requests that started in the
 /// measured period; `response_count` is that of responses that arrived in the measured period, for the throughput.
 #[derive(Debug)]
 struct SampleCounts {
@@ -42,7 +42,7 @@ struct SampleCounts {
     /// The exclusive end of the measured period, in milliseconds since the Unix epoch.
     measured_until_ms: u64,
     response_count: u64,
-    requests: u64,
+    request_count: u64,
     statuses: BTreeMap<String, u64>,
     errors_by_kind: BTreeMap<String, u64>,
     /// The number of successful requests by latency in milliseconds.
@@ -52,7 +52,7 @@ struct SampleCounts {
 /// One line of the file: one request.
 struct Sample<'a> {
     /// The start, in milliseconds since the Unix epoch.
-    started_ms: u64,
+    start_ms: u64,
     latency_ms: u64,
     /// The HTTP status, or JMeter's error text if there was no response.
     response_code: &'a str,
@@ -61,7 +61,7 @@ struct Sample<'a> {
 /// The positions of the fields in the lines of the file, from 0.
 #[derive(Debug, Clone, Copy)]
 struct SampleColumns {
-    started: usize,
+    start: usize,
     latency: usize,
     response_code: usize,
 }
@@ -74,7 +74,7 @@ impl SampleColumns {
             position.with_context(|| format!("there is no column {name} in `{header}`"))
         };
         Ok(Self {
-            started: find_column("timeStamp")?,
+            start: find_column("timeStamp")?,
             latency: find_column("elapsed")?,
             response_code: find_column("responseCode")?,
         })
@@ -89,7 +89,7 @@ impl SampleCounts {
             measured_until_ms: measured_from_ms
                 + u64::try_from(measured_duration.as_millis()).unwrap_or(u64::MAX / 2),
             response_count: 0,
-            requests: 0,
+            request_count: 0,
             statuses: BTreeMap::new(),
             errors_by_kind: BTreeMap::new(),
             counts_by_latency_ms: BTreeMap::new(),
@@ -117,13 +117,13 @@ impl SampleCounts {
     fn add_sample(&mut self, sample: &Sample<'_>) {
         let measured_period = self.measured_from_ms..self.measured_until_ms;
         let status = sample.response_code.parse::<u16>().ok();
-        if status.is_some() && measured_period.contains(&(sample.started_ms + sample.latency_ms)) {
+        if status.is_some() && measured_period.contains(&(sample.start_ms + sample.latency_ms)) {
             self.response_count += 1;
         }
-        if !measured_period.contains(&sample.started_ms) {
+        if !measured_period.contains(&sample.start_ms) {
             return;
         }
-        self.requests += 1;
+        self.request_count += 1;
         if let Some(status) = status {
             *self.statuses.entry(status.to_string()).or_default() += 1;
         }
@@ -152,7 +152,7 @@ impl SampleCounts {
             self.latency_of_fastest((fraction * successes as f64).ceil() as u64).map(to_micros)
         };
         LoadResult {
-            requests: self.requests,
+            requests: self.request_count,
             errors: self.errors_by_kind.values().sum(),
             rps: self.response_count as f64 / seconds,
             latency_us: LoadLatency {
@@ -172,11 +172,11 @@ impl SampleCounts {
     /// Returns the maximum latency in milliseconds of the `count` fastest successful requests; `None` if no request
     /// succeeded.
     fn latency_of_fastest(&self, count: u64) -> Option<u64> {
-        let mut request_count = 0;
+        let mut counted_requests = 0;
         let mut latencies = self.counts_by_latency_ms.iter();
         latencies.find_map(|(ms, requests)| {
-            request_count += requests;
-            (request_count >= count).then_some(*ms)
+            counted_requests += requests;
+            (counted_requests >= count).then_some(*ms)
         })
     }
 }
@@ -186,7 +186,7 @@ impl<'a> Sample<'a> {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |index: usize| fields.get(index).copied().context("a field is missing");
         Ok(Self {
-            started_ms: field(columns.started)?.parse().context("a moment")?,
+            start_ms: field(columns.start)?.parse().context("a moment")?,
             latency_ms: field(columns.latency)?.parse().context("a duration")?,
             response_code: field(columns.response_code)?.trim_matches('"'),
         })

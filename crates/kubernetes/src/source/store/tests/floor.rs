@@ -91,7 +91,7 @@ fn injection_and_exclusion_settings_below_the_floor_are_reported() {
         warnings.iter().map(|warning| warning.split(": ").next().unwrap()).collect();
     assert_eq!(subjects, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
     assert!(warnings[2].contains("leno.dev/injection disables the sidecar"), "{warnings:?}");
-    assert!(store.injection_floor().exclusions_forbidden);
+    assert!(store.mesh_floor().exclusions_forbidden);
     // The floor requires no sidecar in a namespace without injection.
     store.apply_event(NAMESPACES, removal_event("", "shop"));
     assert_eq!(store.flush().unwrap().warnings.len(), 1);

@@ -1,4 +1,4 @@
-//! Reads listening sockets, their owners and processes from `/proc`.
+//! Reads processes, and listening sockets with their owners, from `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +20,7 @@ pub(super) struct ProcessEntry {
     pub(super) group: i32,
     pub(super) session: i32,
     /// The start time in clock ticks since boot.
-    pub(super) started: u64,
+    pub(super) start_time: u64,
     /// True if the process has exited, and its parent has not reaped it yet.
     pub(super) is_zombie: bool,
 }
@@ -153,10 +153,10 @@ fn parse_stat(stat: &str) -> Option<ProcessEntry> {
     let (_, fields_text) = stat.rsplit_once(')')?;
     let mut fields = fields_text.split_whitespace();
     let is_zombie = fields.next()? == "Z";
-    let started = fields.clone().nth(START_TIME_OFFSET)?.parse().ok()?;
+    let start_time = fields.clone().nth(START_TIME_OFFSET)?.parse().ok()?;
     let mut numbers = fields.map(|word| word.parse().ok());
     let (parent, group, session) = (numbers.next()??, numbers.next()??, numbers.next()??);
-    Some(ProcessEntry { parent, group, session, started, is_zombie })
+    Some(ProcessEntry { parent, group, session, start_time, is_zombie })
 }
 
 /// The index of the start time among the fields after the state (proc(5): fields 22 and 3).
@@ -220,7 +220,7 @@ mod tests {
             parent,
             group,
             session,
-            started: 22,
+            start_time: 22,
             is_zombie: false,
         };
         let processes = BTreeMap::from([

@@ -13,7 +13,7 @@ use crate::review::TokenSubject;
 /// A join that waits until a registry reports a workload that matches the token's subject. A new pod may join before a
 /// registry reports the pod.
 #[derive(Debug)]
-pub(crate) struct PendingRegistration {
+pub(crate) struct WaitingJoin {
     pending_join: PendingJoin,
     subject: TokenSubject,
     evidence: TokenEvidence,
@@ -47,7 +47,7 @@ impl ControlState {
             Ok(subject) => subject,
             Err(error) => return self.reject_join(pending_join, error.into()),
         };
-        if let Err(reason) = self.certifier.permit_review(&pending_join, now.clock) {
+        if let Err(reason) = self.certifier.check_review_permitted(&pending_join, now.clock) {
             return self.reject_join(pending_join, reason.into());
         }
         match subject {
@@ -84,46 +84,45 @@ impl ControlState {
             return self.reject_join(pending_join, error);
         }
         let deadline = now.clock + self.times.join_timeout;
-        let registration_with_mismatch = self
-            .decide_join(PendingRegistration { pending_join, subject, evidence, deadline }, now);
-        let Some((registration, mismatch)) = registration_with_mismatch else { return };
-        match self.has_room(&registration) {
-            true => self.pending_registrations.push(registration),
-            false => self.reject_join(registration.pending_join, mismatch),
+        let join_with_mismatch =
+            self.decide_join(WaitingJoin { pending_join, subject, evidence, deadline }, now);
+        let Some((waiting_join, mismatch)) = join_with_mismatch else { return };
+        match self.has_room(&waiting_join) {
+            true => self.waiting_joins.push(waiting_join),
+            false => self.reject_join(waiting_join.pending_join, mismatch),
         }
     }
 
-    /// Decides pending joins again, after new reports of workloads or at a deadline.
-    pub(super) fn retry_pending_joins(&mut self, now: EventTime) {
-        for registration in std::mem::take(&mut self.pending_registrations) {
+    /// Decides waiting joins again, after new reports of workloads or at a deadline.
+    pub(super) fn retry_waiting_joins(&mut self, now: EventTime) {
+        for waiting_join in std::mem::take(&mut self.waiting_joins) {
             // The client has disconnected.
-            if registration.pending_join.reply.is_closed() {
+            if waiting_join.pending_join.reply.is_closed() {
                 continue;
             }
-            let registration_with_mismatch = self.decide_join(registration, now);
-            self.pending_registrations
-                .extend(registration_with_mismatch.map(|(registration, _)| registration));
+            let join_with_mismatch = self.decide_join(waiting_join, now);
+            self.waiting_joins.extend(join_with_mismatch.map(|(waiting_join, _)| waiting_join));
         }
     }
 
-    /// Returns the time at which the first pending join times out.
+    /// Returns the time at which the first waiting join times out.
     pub(super) fn join_deadline(&self) -> Option<Instant> {
-        self.pending_registrations.iter().map(|registration| registration.deadline).min()
+        self.waiting_joins.iter().map(|waiting_join| waiting_join.deadline).min()
     }
 
     /// Accepts or rejects a join. Returns the join and the mismatch if it may still wait for its workload.
     fn decide_join(
         &mut self,
-        registration: PendingRegistration,
+        waiting_join: WaitingJoin,
         now: EventTime,
-    ) -> Option<(PendingRegistration, CertifyError)> {
-        let workload = self.mesh.workload(&registration.subject.workload);
-        match check_subject(&registration.subject, workload) {
-            Ok(holder) => self.continue_join(registration, holder, now),
-            Err(mismatch) if now.clock < registration.deadline => {
-                return Some((registration, mismatch));
+    ) -> Option<(WaitingJoin, CertifyError)> {
+        let workload = self.mesh.workload(&waiting_join.subject.workload);
+        match check_subject(&waiting_join.subject, workload) {
+            Ok(holder) => self.continue_join(waiting_join, holder, now),
+            Err(mismatch) if now.clock < waiting_join.deadline => {
+                return Some((waiting_join, mismatch));
             }
-            Err(mismatch) => self.reject_join(registration.pending_join, mismatch),
+            Err(mismatch) => self.reject_join(waiting_join.pending_join, mismatch),
         }
         None
     }
@@ -132,11 +131,11 @@ impl ControlState {
     /// certificate after the review.
     fn continue_join(
         &mut self,
-        registration: PendingRegistration,
+        waiting_join: WaitingJoin,
         holder: CertificateHolder,
         now: EventTime,
     ) {
-        let PendingRegistration { pending_join, evidence, .. } = registration;
+        let WaitingJoin { pending_join, evidence, .. } = waiting_join;
         match evidence {
             TokenEvidence::UnverifiedText => self.certifier.start_review(pending_join, now.clock),
             TokenEvidence::CompletedReview => match self.revocation_error(&holder) {
@@ -162,20 +161,20 @@ impl ControlState {
         is_revoked.then(|| CertifyError::RevokedWorkload(workload.name.clone()))
     }
 
-    /// True if there is room for a pending join; unverified tokens have few slots per source.
-    fn has_room(&self, registration: &PendingRegistration) -> bool {
-        if self.pending_registrations.len() >= MAX_PENDING_JOINS {
+    /// True if there is room for a waiting join; unverified tokens have few slots per source.
+    fn has_room(&self, waiting_join: &WaitingJoin) -> bool {
+        if self.waiting_joins.len() >= MAX_WAITING_JOINS {
             return false;
         }
-        let source = ConnectionSource::from(registration.pending_join.source);
+        let source = ConnectionSource::from(waiting_join.pending_join.source);
         let unverified_joins = || {
-            self.pending_registrations
+            self.waiting_joins
                 .iter()
                 .filter(|other| other.evidence == TokenEvidence::UnverifiedText)
         };
         let joins_of_source = unverified_joins()
             .filter(|other| ConnectionSource::from(other.pending_join.source) == source);
-        registration.evidence == TokenEvidence::CompletedReview
+        waiting_join.evidence == TokenEvidence::CompletedReview
             || (joins_of_source.count() < MAX_UNVERIFIED_JOINS_PER_SOURCE
                 && unverified_joins().count() < MAX_UNVERIFIED_JOINS)
     }
@@ -204,12 +203,12 @@ fn check_subject(
     }
 }
 
-/// Maximum pending joins, enough for a new deployment on many machines. Further joins must retry.
-const MAX_PENDING_JOINS: usize = 4096;
+/// Maximum waiting joins, enough for a new deployment on many machines. Further joins must retry.
+const MAX_WAITING_JOINS: usize = 4096;
 
-/// Maximum pending joins with tokens that are not reviewed yet, in total.
+/// Maximum waiting joins with tokens that are not reviewed yet, in total.
 const MAX_UNVERIFIED_JOINS: usize = 1024;
 
-/// Maximum pending joins with tokens that are not reviewed yet, per source. It is above 1, because pods of a node may
+/// Maximum waiting joins with tokens that are not reviewed yet, per source. It is above 1, because pods of a node may
 /// share its address.
 const MAX_UNVERIFIED_JOINS_PER_SOURCE: usize = 32;
