@@ -65,7 +65,7 @@ pub(crate) struct BenchArgs {
 enum BenchCommand {
     /// Proxies alone: CPU, throughput, latency and memory, by connections and body size
     Sidecar(SidecarArgs),
-    /// Two links of bookinfo, 200 clients: throughput, latency, CPU and memory of the sidecars
+    /// Two call paths of bookinfo, 200 clients: throughput, latency, CPU and memory of the sidecars
     GatewayRatings(GatewayRatingsArgs),
     /// Constant rates from one client to three services: latency and cost by rate
     Latency(LatencyArgs),
@@ -73,7 +73,7 @@ enum BenchCommand {
     Scale(ScaleArgs),
     /// One consumer and three providers, routed by tag
     Router(RouterArgs),
-    /// One consumer and three providers, with outlier detection of bad ones
+    /// One consumer and three providers, with outlier detection of those that fail
     Removal(RouterArgs),
     /// All suites within the time budget
     All(AllArgs),

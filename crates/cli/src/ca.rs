@@ -161,6 +161,9 @@ Examples:
   leno ca status --data /var/lib/leno     repeat until no sidecar is outdated
   leno ca activate --data /var/lib/leno   sign with the new root; wait again
   leno ca retire --data /var/lib/leno     stop trusting the old root
+  In Kubernetes, in a pod of the control plane:
+    kubectl -n leno-system exec deploy/leno-control -- \\
+        /leno ca status --data /var/lib/leno/control
 
 With several control planes, query each one: the counts cover only its own sidecars. The files are in
 the shared directory (--shared).

@@ -10,7 +10,7 @@ use clap::Args;
 use leno_registry::{FileSource, RejectedDocument, Warning, count_rejected_documents};
 use serde::Serialize;
 
-use crate::cluster::ClusterSearchArgs;
+use crate::cluster::DetectedClusterArgs;
 use crate::figures::format_count;
 use crate::output;
 
@@ -18,7 +18,7 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
-    /// File or directory of YAML manifests; repeatable
+    /// File or directory of YAML manifests; repeatable; required without --kubernetes
     #[arg(short, long = "file", value_name = "PATH", required_unless_present = "kubernetes")]
     file: Vec<PathBuf>,
     /// Check the cluster of the current kubeconfig context: its prerequisites for a mesh, or the health of the
@@ -26,7 +26,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, conflicts_with = "file")]
     kubernetes: bool,
     #[command(flatten)]
-    cluster: ClusterSearchArgs,
+    cluster: DetectedClusterArgs,
     /// Treat warnings as errors
     #[arg(short = 'W', long)]
     strict_warnings: bool,
@@ -121,8 +121,8 @@ Examples:
   leno check --kubernetes
   leno check --kubernetes -n mesh --context staging -o json
 
-Exit codes: 0 all documents are valid, or the cluster is healthy; 1 a document is rejected or a check fails,
-there are no documents, or there are warnings with -W; 2 wrong usage.
+Exit codes: 0 all objects are valid, or the cluster is healthy; 1 an object is rejected or a check fails,
+there are no objects, or there are warnings with -W; 2 wrong usage.
 ";
 
 #[cfg(test)]

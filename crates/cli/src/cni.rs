@@ -21,7 +21,8 @@ pub(crate) struct CniArgs {
 
 #[derive(Debug, Subcommand)]
 enum CniCommand {
-    /// Install the plugin on this node, maintain its configuration, and serve its requests
+    /// Run the agent: install the plugin on this node, keep it in the CNI configuration, and set up the
+    /// redirection of new pods
     Node(node::NodeArgs),
 }
 
@@ -40,7 +41,7 @@ Examples:
   leno cni node --bin-dir /host/bin --conf-dir /host/net.d
 
 The plugin is this program under the name `leno-cni`: the container runtime runs it for each new pod,
-after the plugins that set up the pod's network. It queries the agent pod on its node for the pod's
-redirection. While the agent is down, pods outside --exclude-namespaces do not start, so that no pod
-runs without redirection.
+after the plugins that set up the pod's network. It requests the redirection of the pod from the agent on
+its node. While the agent is down, pods outside --exclude-namespaces do not start, so that no pod runs
+without redirection.
 ";

@@ -26,7 +26,7 @@ use crate::{limits, stop};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ControlArgs {
-    /// File or directory of YAML manifests; repeatable
+    /// File or directory of YAML manifests; repeatable; required without --kubernetes
     #[arg(short, long = "file", value_name = "PATH", required_unless_present = "kubernetes")]
     file: Vec<PathBuf>,
     #[command(flatten)]
@@ -39,9 +39,9 @@ pub(crate) struct ControlArgs {
     /// Address for sidecar connections; port 0: chosen by the kernel
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010", value_parser = parse_listen_address)]
     listen: SocketAddr,
-    /// Address of another control plane of the same mesh; repeatable. All control planes may share one list: a
-    /// control plane ignores its own address
-    #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',', requires = "shared")]
+    /// Addresses of other control planes of the same mesh. All control planes may share one list: a control
+    /// plane ignores its own address
+    #[arg(long = "peer", value_name = "ADDRESS,…", value_delimiter = ',', requires = "shared")]
     peers: Vec<SocketAddr>,
     /// Directory shared by all control planes of the mesh, with the certificate authority and unused tokens
     /// [default: the data directory]
@@ -76,19 +76,20 @@ pub(crate) struct MeshArgs {
     /// roots]
     #[arg(long, value_name = "FILE")]
     jwks_ca: Option<PathBuf>,
-    /// Hosts and address ranges from which `JwtValidation` keys may be fetched, in addition to public
-    /// addresses, or `none`; a host permits only its private addresses [default: loopback and private addresses;
-    /// with --kubernetes none]
+    /// Hosts and address ranges from which the keys (JWKS) of a `JwtValidation` may be fetched, in addition to
+    /// public addresses. A host name permits only the private addresses that it resolves to: list other addresses
+    /// as ranges. `none` permits only public addresses [default: loopback and private addresses; none with `leno
+    /// control --kubernetes`]
     #[arg(long, value_name = "LIST")]
     jwks_allow: Option<PermittedServers>,
-    /// Directory that contains all key files that `JwtValidation`s may reference [default: all files; with
-    /// --kubernetes none]
+    /// Directory that contains all key files that `JwtValidation`s may reference [default: all files; none
+    /// with `leno control --kubernetes`]
     #[arg(long, value_name = "DIR", value_parser = parse_absolute_path)]
     jwks_files: Option<PathBuf>,
     /// Interval of sidecar metrics reports, at least 1s; `off` to disable
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_interval)]
     report_interval: ReportInterval,
-    /// Address of the web UI, or `off`; port 0: chosen by the kernel. Beyond loopback it requires the token
+    /// Address of the web page, or `off`; port 0: chosen by the kernel. Beyond loopback it requires the token
     /// from `leno status`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_page_address)]
     page: PageAddress,
@@ -174,7 +175,7 @@ impl ManifestArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReportInterval(Option<Duration>);
 
-/// The address of the web UI; `None` disables the web UI.
+/// The address of the web page; `None` disables the web page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageAddress(Option<SocketAddr>);
 

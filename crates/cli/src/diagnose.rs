@@ -194,9 +194,12 @@ const EXAMPLES: &str = "\
 Examples:
   leno diagnose shop/cart-1                       sidecar, identity, application, listeners, policies, requests to it and from it, connectivity
   leno diagnose shop/cart-1 --to shop/stock       also the path to a service that it calls, with the applications of its endpoints
+  In Kubernetes, in a pod of the control plane:
+    kubectl -n leno-system exec deploy/leno-control -- \\
+        /leno diagnose shop/cart-1 --data /var/lib/leno/control
 
 The sidecar itself tests connectivity: it connects to endpoints with mutual TLS, and sends no request to
-the application. The control plane evaluates policies, as on its page.
+the application. The control plane evaluates policies, as its web page does.
 
 Exit codes: 0 no step fails; 1 a step fails, or no control plane responds; 2 wrong usage.
 ";

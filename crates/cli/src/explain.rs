@@ -41,13 +41,14 @@ pub(crate) struct ExplainArgs {
     /// File or directory of YAML manifests; repeatable. If omitted, `explain request` queries the running mesh
     #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
-    #[command(flatten)]
-    request: RequestArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
     #[command(flatten)]
     data: DataDirectoryArgs,
+    // The last field, because its heading also applies to all options after it.
+    #[command(flatten)]
+    request: RequestArgs,
 }
 
 /// Returns the function that explains requests on the control plane's web page, with the current configuration.
@@ -140,12 +141,15 @@ Examples:
   leno explain E3004
   leno explain change 1763769600000042
   leno explain
+  In Kubernetes, in a pod of the control plane:
+    kubectl -n leno-system exec deploy/leno-control -- /leno explain request \\
+        --data /var/lib/leno/control --from shop/cart-1 --url http://orders.shop:8080/
 
 With -f, `explain request` reads only these manifests. Without -f, it queries the running mesh of
 --data, and also reports the endpoints that the client's sidecar has ejected and those that are not
-ready.
+ready. `explain change` always queries the running mesh.
 
 Exit codes of `explain request`: 0 the request reaches the application; 3 a sidecar answers it, as
-the last line shows; 1 no decision (unknown workload, no valid document); 2 invalid usage. Rejected
+the last line shows; 1 no decision (unknown workload, no valid document); 2 wrong usage. Rejected
 documents are reported on standard error and ignored.
 ";

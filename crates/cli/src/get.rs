@@ -46,7 +46,7 @@ pub(crate) struct GetArgs {
 /// The objects to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Resource {
-    /// The mesh as a whole
+    /// Settings and counts of the mesh; `leno status` lists its problems
     Status,
     /// Workloads and their sidecars
     #[value(alias = "workload")]
@@ -74,13 +74,13 @@ enum Resource {
     /// Routes
     #[value(alias = "route")]
     Routes,
-    /// Access policies
+    /// Policies of all kinds, and whether they are in force
     #[value(alias = "policy")]
     Policies,
     /// Rules that matched within the last hour, of routes and of all policies
     #[value(alias = "rule")]
     Rules,
-    /// Rejected documents, and warnings
+    /// Rejected objects, and warnings
     Rejected,
 }
 
@@ -365,7 +365,7 @@ impl MeshSocket {
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
         let context = match is_absent {
             true => format!(
-                "no mesh responds at {socket}: start one with `leno up`, or set its data directory with --data"
+                "no mesh responds at {socket}: start one with `leno up`, set its data directory with --data, or, {IN_KUBERNETES}"
             ),
             false => format!("cannot query the control plane at {socket}"),
         };
@@ -382,6 +382,10 @@ pub(crate) fn parse_response<T: serde::de::DeserializeOwned>(response: Value) ->
         .context("the response cannot be parsed: the mesh may run another version of leno")
 }
 
+/// The hint for users of a mesh in Kubernetes. The admin sockets of the mesh are in the pods of its control plane.
+pub(crate) const IN_KUBERNETES: &str =
+    "in Kubernetes, run the command in a pod of the control plane with `kubectl exec`";
+
 const EXAMPLES: &str = "\
 Examples:
   leno get workloads
@@ -393,4 +397,7 @@ Examples:
   leno get rules
   leno get circuits
   leno get proxies --out-of-sync
+  In Kubernetes, in a pod of the control plane:
+    kubectl -n leno-system exec deploy/leno-control -- \\
+        /leno get workloads --data /var/lib/leno/control
 ";

@@ -59,7 +59,7 @@ impl InjectArgs {
             None => {
                 let namespaces: BTreeSet<String> =
                     documents.iter().flat_map(namespaces_of).collect();
-                cluster::run(ClusterSettings::read_from_cluster(&self.cluster, namespaces))?
+                cluster::block_on(ClusterSettings::read_from_cluster(&self.cluster, namespaces))?
             }
         };
         let settings = self.injection_settings(&cluster_settings);

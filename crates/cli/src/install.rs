@@ -53,16 +53,17 @@ pub(crate) struct InstallArgs {
     /// Directory of the CNI configuration on nodes [default: as installed before, or /etc/cni/net.d]
     #[arg(long, value_name = "DIR")]
     cni_conf_dir: Option<String>,
-    /// Enable gateways of the Gateway API: grants the control plane the right to create Deployments and read
+    /// Enable gateways of the Gateway API: grants the control plane permission to create Deployments and read
     /// Secrets in every namespace [default: as installed before, or false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     gateways: Option<bool>,
     /// Namespaces in which the control plane may write Secrets: the certificates of AccessCerts, for clients
-    /// outside the mesh; repeatable; `none` removes all of them [default: as installed before, or none]
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::parse_namespace_name)]
+    /// outside the mesh; `none` removes all of them [default: as installed before, or none]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = cluster::parse_namespace_as_name)]
     access_certs: Option<Vec<Name>>,
-    /// CA certificates (PEM) that must have signed the client certificate of webhook callers, such as the CA of
-    /// the API server; `none` accepts all clients [default: as installed before, or all clients]
+    /// CA certificates (PEM) that sign the client certificates of API servers, for the webhook. Use a CA that
+    /// signs nothing else, not the CA of the cluster (docs/kubernetes.md); `none` accepts all clients [default: as
+    /// installed before, or all clients]
     #[arg(long, value_name = "FILE")]
     webhook_client_ca: Option<PathBuf>,
     /// Install a NetworkPolicy for each port of the control plane [default: as installed before, or true]
@@ -70,13 +71,13 @@ pub(crate) struct InstallArgs {
     network_policies: Option<bool>,
     /// Address ranges from which API servers call the webhook; the NetworkPolicy permits no others; `none`
     /// permits all [default: as installed before, or all]
-    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = parse_address_range)]
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = parse_address_range)]
     api_server: Option<Vec<Option<AddressRange>>>,
     /// Namespaces with mesh-wide objects, in addition to the control plane's own: osm-mesh-config or
     /// fsm-mesh-config (used until a MeshConfig of leno.dev sets more than the trust domain), TagRoutes for all
-    /// services, and Egress objects for accounts of other namespaces; repeatable; `none` removes all of them
-    /// [default: as installed before, or none]
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::parse_namespace_name)]
+    /// services, and Egress objects for accounts of other namespaces; `none` removes all of them [default: as
+    /// installed before, or none]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = cluster::parse_namespace_as_name)]
     settings_namespaces: Option<Vec<Name>>,
     /// Hosts and address ranges, in addition to public addresses, from which the control plane may fetch the
     /// JWKS of `JwtValidation`s, such as issuers in the cluster; `none` removes all of them [default: as
@@ -115,7 +116,7 @@ impl InstallArgs {
     /// Prints the manifests, or applies them.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.apply {
-            cluster::run(self.install())?;
+            cluster::block_on(self.install())?;
         } else {
             print_manifests(
                 &installation_manifests(&self.merge_options(InstalledOptions::default())?),
@@ -207,7 +208,7 @@ impl InstallArgs {
 
     async fn install(&self) -> anyhow::Result<()> {
         let (cluster, timeout) = (&self.cluster, self.timeout);
-        let client = cluster.connect_client().await?;
+        let client = cluster.create_client().await?;
         let installed = InstalledOptions::read_installation(&client, &cluster.namespace).await?;
         let options = self.merge_options(installed.clone().unwrap_or_default())?;
         if let Some(unchanged_options) = installed
@@ -316,7 +317,8 @@ fn print_step(step: InstallStep) {
 #[derive(Debug, Args)]
 #[command(after_help = UNINSTALL_EXAMPLES)]
 pub(crate) struct UninstallArgs {
-    /// Also remove the rules, the CRDs, the CA and the namespace: clients of the mesh must then join a new one
+    /// Also remove the rules, the CRDs, the CA and the namespace. This cannot be undone: a mesh that is installed
+    /// later has another CA, and pods with a sidecar must be restarted
     #[arg(long)]
     purge: bool,
     /// Only delete the Lease and retract statuses, once no control plane runs; for use after another tool, such
@@ -351,8 +353,8 @@ impl UninstallArgs {
         let extent = if self.purge { RemovalExtent::Everything } else { RemovalExtent::Components };
         let removals = objects_to_remove(&options, extent);
         if self.apply {
-            cluster::run(async {
-                let client = self.cluster.connect_client().await?;
+            cluster::block_on(async {
+                let client = self.cluster.create_client().await?;
                 remove_objects(&client, &removals, print_step).await?;
                 remove_gateways(&client, print_step).await?;
                 remove_secret_permissions(&client, &BTreeSet::new(), print_step).await?;
@@ -378,8 +380,8 @@ impl UninstallArgs {
         let namespace = &self.cluster.namespace;
         let lease = lease_reference(namespace);
         if self.apply {
-            cluster::run(async {
-                let client = self.cluster.connect_client().await?;
+            cluster::block_on(async {
+                let client = self.cluster.create_client().await?;
                 wait_for_control_planes(&client, namespace, print_step).await?;
                 remove_objects(&client, &[lease], print_step).await?;
                 retract_statuses(&client, print_step).await?;

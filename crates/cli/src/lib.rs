@@ -77,9 +77,9 @@ enum CliCommand {
     Demo(DemoArgs),
     /// Run a local mesh: control plane, sidecars and applications
     Up(up::UpArgs),
-    /// Validate manifests without applying them
+    /// Validate manifests, or check a Kubernetes cluster and its mesh
     Check(check::CheckArgs),
-    /// Explain the decisions for a request, or the meaning of a reason
+    /// Explain the decisions for a request, a configuration change, or a reason (error code)
     Explain(explain::ExplainArgs),
     /// Convert OSM, FSM and Sermant rules to native resources
     Migrate(migrate::MigrateArgs),
@@ -109,15 +109,15 @@ enum CliCommand {
     Gateway(gateway::GatewayArgs),
     /// Run a control plane
     Control(control::ControlArgs),
-    /// Install the mesh into a Kubernetes cluster
+    /// Print the manifests that install the mesh into a Kubernetes cluster, or apply them
     Install(install::InstallArgs),
-    /// Remove the mesh from a Kubernetes cluster
+    /// Print the objects of the mesh in a Kubernetes cluster, or remove them
     Uninstall(install::UninstallArgs),
     /// Add sidecars to Kubernetes manifests
     Inject(inject::InjectArgs),
     /// Redirect a network namespace's traffic to its sidecar
     Redirect(redirect::RedirectArgs),
-    /// Run the CNI plugin
+    /// Run the node agent of the CNI plugin
     Cni(cni::CniArgs),
     /// Benchmark Leno against other proxies
     Bench(bench::BenchArgs),
@@ -272,7 +272,7 @@ Examples:
   leno status                                check the health of the running mesh
   leno top                                   show live request statistics
   leno get workloads                         list the workloads of the mesh
-  leno explain -f mesh/ request --from bookinfo/productpage \\
+  leno explain -f mesh/ request --from bookinfo/productpage-1 \\
       --url http://ratings.bookinfo:9080/ratings/1
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage; `leno explain` and `leno migrate` also use 3: see their --help.
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn only_limits_have_the_heading_sidecar_limits() {
+    fn only_limits_have_the_heading_limits_and_timeouts() {
         #[derive(Parser)]
         struct CommandLine {
             #[command(flatten)]
@@ -340,7 +340,7 @@ mod tests {
         let limit_ids: Vec<_> = limits.get_arguments().map(clap::Arg::get_id).collect();
         for command in Cli::command().get_subcommands() {
             for option in command.get_arguments() {
-                let has_heading = option.get_help_heading() == Some("Sidecar limits");
+                let has_heading = option.get_help_heading() == Some("Limits and timeouts");
                 let is_limit =
                     limit_ids.contains(&option.get_id()) || option.get_id() == "drain_timeout";
                 let option_name = format!("leno {} --{}", command.get_name(), option.get_id());

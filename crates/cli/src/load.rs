@@ -49,7 +49,7 @@ pub(crate) struct LoadArgs {
     /// Duration of the measurement, for each rate [default: 10s]
     #[arg(short, long, value_name = "TIME", value_parser = parse_positive, help_heading = RATE_HEADING)]
     duration: Option<Duration>,
-    /// Duration for each rate, if there are several rates
+    /// The same as --duration, for several rates
     #[arg(long, value_name = "TIME", value_parser = parse_positive, requires = "rate",
           conflicts_with = "duration", help_heading = RATE_HEADING)]
     step_duration: Option<Duration>,
@@ -104,7 +104,7 @@ pub(crate) struct LoadArgs {
           help_heading = REQUEST_HEADING)]
     body_size: Option<BodySize>,
 
-    /// Maximum share of failed requests, such as 0.01 or 1%; a larger share fails the command
+    /// Maximum share of failed requests, such as 0.01 or 1%; above it the exit code is 1
     #[arg(long, value_name = "SHARE", value_parser = parse_share, help_heading = REPORT_HEADING)]
     max_errors: Option<f64>,
     /// Output format
@@ -166,7 +166,7 @@ const EXAMPLES: &str = "\
 Examples:
   leno load http://127.0.0.1:8080/                       maximum rate of 50 connections
   leno load -c 200 -d 30s -t 2 http://127.0.0.1:8080/    200 connections on two threads
-  leno load --rate 1000 http://127.0.0.1:8080/           1000 requests per second, including stalls
+  leno load --rate 1000 http://127.0.0.1:8080/           1000 requests per second; stalls count in full
   leno load --rate 1000:4000:1000 -d 20s --html r.html http://127.0.0.1:8080/
   leno load http://127.0.0.1:8080/a=9 http://127.0.0.1:8080/b=1
   leno load -n 1000 --body-size 10KiB -H 'content-type: text/plain' http://127.0.0.1:8080/

@@ -173,8 +173,9 @@ A document without an equivalent stays unchanged if Leno supports it, and is dro
 reported with the reason. The report also lists objects of other meshes with features that Leno lacks,
 and marks those that may have restricted access.
 
-Exit codes: 0 all documents are native; 3 documents are left or dropped; 1 a document could not be
-read, and nothing is written; 2 wrong usage.
+Exit codes: 0 every rule is native, rewritten without a difference, or not needed; 3 a rule is rewritten
+with a difference, unchanged, or dropped; 1 a document could not be read, and nothing is written; 2 wrong
+usage.
 ";
 
 const CHECK_EXAMPLES: &str = "\
@@ -186,6 +187,6 @@ Examples:
 In a cluster the check covers all installed kinds of openservicemesh.io, flomesh.io and smi-spec.io, and
 their annotations and labels on namespaces and pods.
 
-Exit codes: 0 all rules are kept or converted; 3 rules are dropped; 1 a document could not be read;
-2 wrong usage.
+Exit codes: 0 no rule would be dropped; 3 a rule would be dropped; 1 a document could not be read; 2 wrong
+usage.
 ";

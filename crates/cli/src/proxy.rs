@@ -110,8 +110,8 @@ pub(crate) async fn run_proxy(
     tracing::info!(%workload, %admin, health, access = interception, "the sidecar starts");
     let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
     let drain_start = stop::wait_for_drain_delay(stop_signal, drain_delay, proxy.drain_starter());
-    let sources = ReportSources { listeners, admin, in_flight, application };
-    let report_task = report::report_listeners(sources, is_supervised)?;
+    let sources = ReportSources { listeners, admin, in_flight, application_ports: application };
+    let report_task = report::run_supervision(sources, is_supervised)?;
     // The report task is dropped when the proxy ends, so listeners that close at the end are not reported.
     tokio::select! {
         result = proxy.run(drain_start) => result?,

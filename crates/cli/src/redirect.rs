@@ -28,7 +28,7 @@ pub(crate) struct RedirectArgs {
     /// Destination ranges excluded from outbound redirection, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
     exclude_outbound_ranges: Vec<CidrRange>,
-    /// The only destination ranges redirected to the mesh [default: all]
+    /// The only destination ranges redirected to the sidecar [default: all]
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
     include_outbound_ranges: Vec<CidrRange>,
     /// Application ports excluded from inbound redirection, reachable without mutual TLS

@@ -14,7 +14,7 @@ use leno_model::{RevokedWorkload, Uid, WorkloadName};
 use leno_registry::closest_word;
 use serde_json::{Value, json};
 
-use crate::cluster::ClusterSearchArgs;
+use crate::cluster::DetectedClusterArgs;
 use crate::data_directory::DataDirectoryArgs;
 use crate::get::{MeshSocket, parse_response};
 use crate::output::{self, Listing, ListingColumn, OutputFormat};
@@ -44,7 +44,7 @@ pub(crate) struct RevokeArgs {
     #[arg(long, requires_all = ["kubernetes", "workload"], conflicts_with = "uid")]
     by_name: bool,
     #[command(flatten)]
-    cluster: ClusterSearchArgs,
+    cluster: DetectedClusterArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: OutputFormat,
@@ -70,7 +70,7 @@ impl RevokeArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let change = if self.undo { RevocationChange::Undo } else { RevocationChange::Revoke };
         let result = match self.kubernetes {
-            true => crate::cluster::run(cluster::run(&self, change))?,
+            true => crate::cluster::block_on(cluster::run(&self, change))?,
             false => self.change_local_revocations(change)?,
         };
         self.print_result(&result, change)?;

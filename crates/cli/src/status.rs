@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::data_directory::{DataDirectoryArgs, has_mesh_run};
 use crate::explain::ExplainFormat;
 use crate::figures::{format_count, format_rate};
-use crate::get::{MeshSocket, describe_scope};
+use crate::get::{IN_KUBERNETES, MeshSocket, describe_scope};
 use crate::output;
 use crate::output::escape_cell;
 
@@ -86,8 +86,8 @@ fn unreachable_finding(error: &anyhow::Error, data: &Path) -> Finding {
         return Finding::problem(
             format!("no control plane has run on {}", data.display()),
             format!(
-                "set the data directory of the mesh with --data, or start a mesh there: leno up -f DIR \
-                 --data {}",
+                "set the data directory of the mesh with --data; {IN_KUBERNETES}; or start a mesh there: leno up \
+                 -f DIR --data {}",
                 quote_path(&data.display().to_string())
             ),
         );
@@ -146,6 +146,9 @@ const EXAMPLES: &str = "\
 Examples:
   leno status
   leno status --data /var/lib/leno -o json
+  In Kubernetes, in a pod of the control plane:
+    kubectl -n leno-system exec deploy/leno-control -- \\
+        /leno status --data /var/lib/leno/control
 
 Exit codes: 0 healthy; 1 there are problems, or no control plane responds; 2 wrong usage.
 ";

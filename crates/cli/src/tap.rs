@@ -39,10 +39,11 @@ pub(crate) struct TapArgs {
     /// Only requests from this service account
     #[arg(long, value_name = "NAMESPACE/ACCOUNT", value_parser = parse_account)]
     from: Option<ServiceAccount>,
-    /// Sidecars that report: every request passes the client's and the server's
+    /// Report only requests seen by the client's or the server's sidecar; every request between meshed workloads
+    /// passes both
     #[arg(long, value_enum, default_value_t = ReportingSide::Both)]
     side: ReportingSide,
-    /// Maximum requests per second that each data thread of a sidecar reports
+    /// Maximum requests per second that each worker thread of a sidecar reports
     #[arg(
         long,
         value_name = "N",
@@ -309,6 +310,9 @@ Examples:
   leno tap shop/stock --status 5xx --path /orders      failed requests
   leno tap shop/stock --from shop/web --side client -o json --count 10
   leno tap --page                                      show requests in a browser
+  In Kubernetes, in a pod of the control plane:
+    kubectl -n leno-system exec -i deploy/leno-control -- \\
+        /leno tap shop/cart --data /var/lib/leno/control
 
 The output contains no bodies, query strings or headers other than those of the access log. Tapping requires
 access to the control plane's admin socket, and covers only the sidecars connected to that control plane.

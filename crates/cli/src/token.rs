@@ -27,8 +27,8 @@ pub(crate) struct TokenArgs {
     /// Token lifetime [default: as configured at mesh start, 10m]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     ttl: Option<Duration>,
-    /// Control plane address for the sidecar; repeatable [default: the addresses that the mesh advertises]
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    /// Control plane addresses for the sidecar [default: the addresses that the mesh advertises]
+    #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     control: Vec<SocketAddr>,
     /// Output file, readable by its owner only [default: standard output]
     #[arg(long, value_name = "FILE")]

@@ -155,6 +155,9 @@ Examples:
   leno top --sort p99
   leno top --once -o wide
   leno top -o json --data /var/lib/leno
+  In Kubernetes, in a pod of the control plane:
+    kubectl -n leno-system exec -it deploy/leno-control -- \\
+        /leno top --data /var/lib/leno/control
 
 Keys: r rate, s success, 5 p50, 9 p99, n name; q or Ctrl-C quits. Rates cover the last 30 seconds;
 sidecars report every few seconds.

@@ -39,7 +39,10 @@ pub(crate) use local_workloads::WorkloadState;
 /// Arguments of `leno up`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-#[command(mut_arg("file", |file| file.required(false).required_unless_present("clean")))]
+#[command(mut_arg("file", |file| {
+    let help = "File or directory of YAML manifests; repeatable; required without --clean";
+    file.required(false).required_unless_present("clean").help(help)
+}))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     manifests: ManifestArgs,
@@ -56,7 +59,7 @@ pub(crate) struct UpArgs {
         value_name = "TIME",
         default_value = "10s",
         value_parser = parse_duration,
-        help_heading = "Sidecar limits"
+        help_heading = "Limits and timeouts"
     )]
     drain_timeout: Duration,
     #[command(flatten)]
@@ -179,9 +182,9 @@ Examples:
 Each Workload in the files gets a sidecar, with the limits given here. Once the sidecar is ready, the
 application in spec.run starts, with HTTP_PROXY set; requests wait until it listens, for 10 s at most. After 12 s
 leno status reports an application that does not listen. SIGTERM and SIGINT drain the sidecars first, then
-stop the applications; a second signal kills all processes, including those in sessions of their own. Admin
-pages and the web page keep their addresses. Changes in the files take effect immediately; a rejected
-document changes nothing. For sidecars on several machines run `leno control` instead.
+stop the applications; a second signal kills all processes, including those in sessions of their own. The
+admin endpoints and the web page keep their addresses over restarts. Changes in the files take effect
+immediately; a rejected object changes nothing. For sidecars on several machines run `leno control` instead.
 
 A closed terminal, SIGPWR and SIGXCPU have the same effect as SIGTERM; SIGQUIT kills all processes immediately.
 SIGHUP reloads the files. SIGUSR1, SIGUSR2, SIGALRM and other timer and user signals are ignored.

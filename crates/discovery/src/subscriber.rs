@@ -81,7 +81,7 @@ impl Subscriber {
         };
         let services = decoded_delta.build_services(current_update, &absent)?;
         let addresses = decoded_delta.build_addresses(current_update);
-        let names = decoded_delta.build_names(current_update);
+        let names = decoded_delta.build_dns_records(current_update);
         let snapshot = match current_update.map(|current_update| &current_update.snapshot) {
             Some(old_snapshot)
                 if Arc::ptr_eq(&old_snapshot.config, &config)

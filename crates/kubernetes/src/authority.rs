@@ -74,7 +74,7 @@ impl SharedAuthority {
             // The control plane that published the roots had created the Secret before.
             existing_secret =
                 self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::Read)?;
-            existing_secret.as_ref().ok_or(SharedAuthorityError::Lost)?;
+            existing_secret.as_ref().ok_or(SharedAuthorityError::DeletedInUse)?;
         }
         if existing_secret.is_none() {
             let files = self.open_or_create_authority()?;
@@ -93,7 +93,7 @@ impl SharedAuthority {
                 Err(error) => return Err(SharedAuthorityError::Write(error)),
             };
         }
-        let secret = existing_secret.ok_or(SharedAuthorityError::Gone)?;
+        let secret = existing_secret.ok_or(SharedAuthorityError::DeletedDuringStartup)?;
         let source = read_authority_files(&secret)
             .source(&self.directory)
             .ok_or(SharedAuthorityError::Incomplete)?;
@@ -141,7 +141,7 @@ impl SharedAuthority {
                 None => {
                     poll_count = poll_count.wrapping_add(1);
                     if poll_count.is_multiple_of(POLLS_PER_PUBLICATION) {
-                        // Forces a write even if our roots are unchanged.
+                        // Forces a write although our roots are unchanged: another client may have changed the ConfigMap.
                         self.published_roots = None;
                         self.publish_roots().await;
                     }
@@ -156,16 +156,16 @@ impl SharedAuthority {
         }
     }
 
-    /// Returns true if roots are published but the directory has no authority. Then members of the mesh have certificates
-    /// of an authority whose Secret was deleted, perhaps by mistake. A new authority would invalidate all of
-    /// them; another control plane restores the Secret.
+    /// Returns true if roots are published but the directory has no authority. The caller calls it only if there is no
+    /// Secret: it was then deleted, perhaps by mistake. This control plane must not create a new authority, which would
+    /// invalidate all certificates of the mesh. A control plane that has a copy of the authority restores the Secret.
     async fn has_orphaned_roots(&self) -> Result<bool, SharedAuthorityError> {
         if AuthorityFiles::read(&self.directory)?.source(&self.directory).is_some() {
             // The authority is in the directory: the Secret is created from it.
             return Ok(false);
         }
         let read_result = self.config_maps.get_opt(&ROOTS_NAME).await;
-        Ok(read_result.map_err(SharedAuthorityError::Roots)?.is_some())
+        Ok(read_result.map_err(SharedAuthorityError::ReadRoots)?.is_some())
     }
 
     /// Opens the authority in the directory, or creates one.
@@ -288,6 +288,7 @@ impl SharedAuthority {
             "metadata": {"name": ROOTS_CONFIG_MAP},
             "data": {ROOTS_KEY: roots},
         });
+        // `CONTROL` is the field manager. `force` takes over the roots if another field manager has changed them.
         let parameters = PatchParams::apply(CONTROL).force();
         match self.config_maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(config_map)).await {
             Ok(_) => self.published_roots = Some(roots),
@@ -316,17 +317,17 @@ pub enum SharedAuthorityError {
         "the ConfigMap `{ROOTS_CONFIG_MAP}` cannot be read: {0}; the control plane's account needs \
          to get it"
     )]
-    Roots(#[source] ApiError),
-    /// The Secret was deleted, but its roots are still published.
+    ReadRoots(#[source] ApiError),
+    /// The Secret was deleted, but its roots are still published: members of the mesh use certificates of this authority.
     #[error(
         "the Secret `{AUTHORITY_SECRET}` is missing, and the ConfigMap `{ROOTS_CONFIG_MAP}` shows \
          that members have certificates of this CA: restore the Secret, or delete the ConfigMap to \
          start with a new CA, after which every pod of the mesh must be restarted"
     )]
-    Lost,
+    DeletedInUse,
     /// The Secret was deleted during startup.
     #[error("the Secret `{AUTHORITY_SECRET}` is being deleted: start again")]
-    Gone,
+    DeletedDuringStartup,
     /// The Secret lacks keys.
     #[error(
         "`{AUTHORITY_SECRET}` needs the keys `ca.key` and `ca.pem`, or `tls.key`, `tls.crt` and \

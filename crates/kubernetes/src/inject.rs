@@ -278,7 +278,7 @@ fn add_sidecar(pod: &mut Value, sidecar: &SidecarInputs<'_>) {
         init_containers.insert(1, sidecar.native_sidecar());
     } else {
         init_containers.push(sidecar.redirection_container());
-        spec_list(pod, "containers").insert(0, sidecar.regular_container());
+        spec_list(pod, "containers").insert(0, sidecar.regular_sidecar());
     }
     let volumes = spec_list(pod, "volumes");
     // A copy of an injected pod may still have these volumes.

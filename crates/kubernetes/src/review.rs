@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::api::{ApiError, create_secret_object, escape_text};
-use crate::well_known::TOKEN_AUD;
+use crate::well_known::TOKEN_AUDIENCE;
 
 /// A client that verifies tokens with the API server.
 pub struct TokenReviewer {
@@ -99,7 +99,7 @@ impl TokenReviewer {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
-                audiences: Some(vec![TOKEN_AUD.to_owned()]),
+                audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]),
             },
             ..TokenReview::default()
         };
@@ -155,11 +155,12 @@ fn parse_claims(token: &str, now: SystemTime) -> Result<TokenClaims, TokenReview
     let leno_claims = parsed_claims.filter(|claims| {
         // The claim is one audience or a list of audiences.
         let aud = claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
-        aud.iter().any(|audience| audience == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
+        aud.iter().any(|audience| audience == TOKEN_AUDIENCE)
+            && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
     let claims = leno_claims.ok_or_else(|| {
         TokenReviewError::Rejected(format!(
-            "it is not a service account token for the audience `{TOKEN_AUD}`"
+            "it is not a service account token for the audience `{TOKEN_AUDIENCE}`"
         ))
     })?;
     let unix_time = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -229,12 +230,12 @@ fn parse_review(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError
         }
         return rejection(format!(
             "the API server does not recognize the token: it has expired, its pod is gone, or it \
-             was issued for another audience than `{TOKEN_AUD}`"
+             was issued for another audience than `{TOKEN_AUDIENCE}`"
         ));
     }
     // An API server without audience support accepts any token.
-    if !status.audiences.unwrap_or_default().iter().any(|aud| aud == TOKEN_AUD) {
-        return rejection(format!("the token was not issued for the audience `{TOKEN_AUD}`"));
+    if !status.audiences.unwrap_or_default().iter().any(|aud| aud == TOKEN_AUDIENCE) {
+        return rejection(format!("the token was not issued for the audience `{TOKEN_AUDIENCE}`"));
     }
     let user = status.user.unwrap_or_default();
     let subject = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));

@@ -45,7 +45,7 @@ pub const INIT_CONTAINER: &str = "leno-init";
 /// The user ID of sidecars.
 pub const PROXY_UID: u32 = 1500;
 /// The audience of the tokens by which sidecars join.
-pub const TOKEN_AUD: &str = "leno";
+pub const TOKEN_AUDIENCE: &str = "leno";
 /// The path of a sidecar's token.
 pub const TOKEN_PATH: &str = "/var/run/secrets/leno.dev/token";
 /// The environment variable with the roots of the mesh, as PEM.

@@ -167,10 +167,10 @@ reasons! {
     /// No policy allows this client to use the service.
     DeniedOutbound "E3004" "denied-outbound" 403 Mesh Never
         "Add the client's account to the sources of a TrafficTarget for the account of the service.";
-    /// The destination's policies do not allow this peer to make this request.
+    /// No policy of the destination names this client, or only rules for other clients match the request.
     Denied "E3005" "denied" 403 Mesh Never
         "Add the client's account to the sources of the policy that `leno explain request` names.";
-    /// The destination's policies allow this peer some requests, but none like this one.
+    /// Policies of the destination name this client, but no rule for any client matches the request.
     NoPolicyRoute "E3006" "no-policy-route" 404 Mesh Never
         "Add a match for the request to an HTTPRouteGroup of the policy.";
     /// The route's backend does not exist, or all its backends have weight 0.
@@ -199,7 +199,7 @@ reasons! {
         "Check the log of the endpoint's sidecar.";
     /// The endpoint has another identity than expected, or an invalid certificate.
     WrongIdentity "E2004" "wrong-identity" 502 Upstream Never
-        "Find the process that listens on the endpoint's address in its place.";
+        "Another process or pod listens on the endpoint's address: find it.";
     /// The upstream rejected the request unprocessed: it is draining or at its limit.
     UpstreamRefused "E2005" "upstream-refused" 503 Upstream Always
         "Check the endpoint: it is draining or at its limit.";
@@ -238,7 +238,7 @@ reasons! {
     /// The circuit breaker's concurrency limit for the service is reached.
     CircuitFull "E3014" "circuit-full" 503 Mesh Never
         "Send fewer requests at once, or raise the limits of the service's CircuitBreaker.";
-    /// A rule of an access policy denies the request, or a policy matches by request and the connection carries opaque bytes.
+    /// An AccessPolicy denies the request, or the connection is opaque TCP and a policy of the port has conditions on requests.
     DeniedByPolicy "E3015" "denied-by-policy" 403 Mesh Never
         "Change the deny rule of the AccessPolicy that `leno explain request` names. For opaque bytes, declare the protocol of \
          the port, or detach the policy from it.";
@@ -271,7 +271,7 @@ reasons! {
          ExternalAuthorization that `leno explain request` shows.";
     /// The client's sidecar abandoned this attempt: another attempt responded first, or a timeout of the route expired.
     AttemptAbandoned "E1017" "attempt-abandoned" 0 Downstream Never
-        "No action is necessary for a few. Many mean that the Hedging delay or the route's timeouts are too short for the service.";
+        "A few are normal. Many mean that the Hedging delay or the route's timeouts are too short for the service.";
     /// The external authorization service denied the request.
     DeniedByService "E3020" "denied-by-service" 403 Mesh Never
         "Contact the operator of the service that the ExternalAuthorization names; `leno explain request` \

@@ -112,7 +112,8 @@ Policies may declare another status for `fault-injected`, `rate-limited`, `overl
 send their own with `denied-by-service`.
 
 **side**: *downstream*, the client of the sidecar that reports it; *mesh*, the sidecar, its rules
-or its limits; *upstream*, where the sidecar sent the request.
+or its limits; *upstream*, where the sidecar sent the request. The label `side` of the [metrics](metrics.md) has another
+meaning: the side that opened a connection.
 
 **retry**: without a [rule about retries](rules/http-route.md#time-limits-and-retries), a request is retried at most
 once, and only if the sidecar still holds all of it and has not forwarded any part of a response. *Always*: no byte of the

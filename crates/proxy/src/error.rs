@@ -46,9 +46,9 @@ impl Failure {
     /// Creates the failure for an injected fault. Without a gRPC status, the fault has the status that gRPC clients
     /// derive from its HTTP status.
     pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedResponse) -> Self {
-        let InjectedResponse { response, grpc } = injected;
+        let InjectedResponse { response, grpc_status } = injected;
         let status_from_http = response.status.map(GrpcStatus::from_http_status);
-        let grpc = grpc.map(GrpcStatus::from_code).or(status_from_http);
+        let grpc = grpc_status.map(GrpcStatus::from_code).or(status_from_http);
         let (policy, response) = (Some(policy), Some(response));
         Self { policy, response, grpc, ..Self::from(Reason::FaultInjected) }
     }

@@ -25,7 +25,7 @@ pub(crate) mod stream;
 use crate::buffers::{self, BufferSize};
 pub(crate) use rejection::{REJECTED_OPTION, ReceivedHead, rejection_over_http1};
 use slot::StreamSlot;
-pub(crate) use slot::{Incoming, StreamError};
+pub(crate) use slot::{ReceivedItem, StreamError};
 pub(crate) use stream::LinkStream;
 
 /// A handle to a link. The driver task ends with the connection.
@@ -51,7 +51,7 @@ struct LinkState {
     /// The state of each open stream.
     slots: HashMap<StreamId, StreamSlot, BuildHasherDefault<StreamIdHasher>>,
     /// Queues of ended streams, for reuse.
-    spare_queues: Vec<VecDeque<Incoming>>,
+    spare_queues: Vec<VecDeque<ReceivedItem>>,
     /// Wakes the driver when output is pending.
     driver_waker: Option<Waker>,
     /// Streams that wait for the output to drain.
@@ -235,14 +235,14 @@ impl LinkHandle {
             LinkEvent::Head { stream, head, interim, rejected, end_stream } => {
                 state.deliver_item(
                     stream,
-                    Incoming::Head { head, interim, rejected, end: end_stream },
+                    ReceivedItem::Head { head, interim, rejected, end: end_stream },
                 );
             }
             LinkEvent::Data { stream, data, end_stream } => {
-                state.deliver_item(stream, Incoming::Data { data, end: end_stream });
+                state.deliver_item(stream, ReceivedItem::Data { data, end: end_stream });
             }
             LinkEvent::Trailers { stream, trailers } => {
-                state.deliver_item(stream, Incoming::Trailers(trailers));
+                state.deliver_item(stream, ReceivedItem::Trailers(trailers));
             }
             LinkEvent::Reset { stream, code, reason } => {
                 state.record_reason(stream, &reason);
@@ -309,7 +309,7 @@ impl LinkState {
         self.is_retired || self.is_broken || self.link.is_going_away()
     }
 
-    fn deliver_item(&mut self, id: StreamId, incoming: Incoming) {
+    fn deliver_item(&mut self, id: StreamId, incoming: ReceivedItem) {
         // Without a slot, this side has dropped the stream: data that still arrives is discarded.
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.queue_item(incoming);

@@ -207,13 +207,13 @@ impl Upstream {
     pub(crate) fn load(&self, weight: Option<Weight>, latency_time: Option<Instant>) -> Load {
         let in_flight = self.in_flight.get();
         match latency_time {
-            None => Load { in_progress: in_flight, latency_step: None, weight },
+            None => Load { effective_requests: in_flight, latency_log2: None, weight },
             Some(now) => {
                 let (latency, age) = (self.latency.get(), self.age_at(now));
                 let failures = u32::from(latency.failure_count(age));
                 Load {
-                    in_progress: in_flight + failures,
-                    latency_step: latency.latency_step(age),
+                    effective_requests: in_flight + failures,
+                    latency_log2: latency.latency_log2(age),
                     weight,
                 }
             }

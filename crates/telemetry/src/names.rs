@@ -119,7 +119,7 @@ metric_values! {
         UpstreamOpened ["upstream"];
     }
     "leno_handshakes_total" ["side", "result"]
-    "Completed TLS handshakes, by initiator and result." {
+    "TLS handshakes, by side and result." {
         /// A handshake with a client succeeded.
         DownstreamHandshake ["downstream", "ok"];
         /// A handshake with a client failed.
@@ -216,7 +216,7 @@ metric_values! {
         PreferenceFallbacks [];
     }
     "leno_circuit_transitions_total" ["to"]
-    "Circuit breaker state transitions of a port, for each data thread." {
+    "Transitions of circuit breakers to open or closed; half-open is not counted. Each worker thread has its own circuit for each port." {
         /// The circuit opened after too many failures.
         CircuitOpened ["open"];
         /// The circuit closed after successful probes.
@@ -362,12 +362,12 @@ metric_values! {
         LinksUpstream ["upstream"];
     }
     "leno_endpoints_ejected" []
-    "Endpoints currently ejected by outlier detection, counted once for each data thread." {
+    "Endpoints currently ejected by outlier detection, counted once for each worker thread." {
         /// An ejected endpoint.
         EndpointsEjected [];
     }
     "leno_requests_in_flight" []
-    "Requests and TCP streams in progress." {
+    "Requests and TCP connections in progress." {
         /// Requests in progress.
         RequestsInFlight [];
     }
@@ -442,7 +442,7 @@ pub(crate) const REQUESTS: MetricFamily = MetricFamily {
     name: "leno_requests_total",
     kind: MetricKind::Counter,
     labels: request_labels!("code", "reason", "grpc_status"),
-    help: "Completed requests and TCP streams, by response code class, failure reason and gRPC status.",
+    help: "Completed requests and TCP connections, by response code class, failure reason and gRPC status.",
 };
 
 pub(crate) const REQUEST_DURATION: MetricFamily = MetricFamily {
@@ -491,14 +491,14 @@ pub(crate) const DRY_RUN_DENIALS: MetricFamily = MetricFamily {
     name: "leno_dry_run_denials_total",
     kind: MetricKind::Counter,
     labels: request_labels!("reason"),
-    help: "Requests and TCP streams that default policy dry-run allowed and deny would reject, by reason.",
+    help: "Requests and TCP connections that `defaultPolicy: dry-run` allowed and `deny` would have rejected, by reason.",
 };
 
 pub(crate) const RULE_MATCHES: MetricFamily = MetricFamily {
     name: "leno_rule_matches_total",
     kind: MetricKind::Counter,
     labels: &["rule_kind", "rule_namespace", "rule_name", "rule"],
-    help: "Requests and TCP streams that matched a rule.",
+    help: "Requests and TCP connections that matched a rule.",
 };
 
 pub(crate) const CONNECTIONS_REJECTED: MetricFamily = MetricFamily {

@@ -1,5 +1,5 @@
-//! Compiles the fault rules of a port, and selects the requests to delay or abort at random. The client's sidecar calls
-//! it for each request.
+//! Compiles the fault rules of a port, and selects at random the faults to inject into a request: a delay, an abort or
+//! both. The client's sidecar selects faults for each of its requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::rule_index::LookupKeys;
 #[derive(Debug)]
 pub struct CompiledFaults {
     policy: ServicePolicyName,
-    /// The rules, if they are evaluated one by one.
+    /// The rules, if they are evaluated one by one; empty if `indexed` has them.
     unindexed: Box<[CompiledFaultRule]>,
-    /// The rules with their index, if there are many.
+    /// The rules with their index, if [`MatchIndex`] indexes this number of rules.
     indexed: Option<(MatchIndex, Box<[CompiledFaultRule]>)>,
 }
 
@@ -34,7 +34,7 @@ struct CompiledFaultRule {
     request_matchers: Box<[RequestMatcher]>,
     /// The response of the rule's abort, if any.
     response: Option<Arc<FixedResponse>>,
-    /// The counter of the rule's injected faults.
+    /// The cached index of the counter for the rule's injected faults.
     match_slot: Arc<MatchSlot>,
 }
 
@@ -44,22 +44,22 @@ pub struct InjectedFaults<'a> {
     /// The name of the policy.
     pub policy: &'a ServicePolicyName,
     /// The name of the rule in the policy.
-    pub rule: &'a str,
+    pub rule_name: &'a str,
     /// The delay, if any.
     pub delay: Option<Duration>,
     /// The response that aborts the request, after the delay.
     pub abort: Option<InjectedResponse>,
-    /// The counter of the rule's injected faults.
+    /// The cached index of the counter for the rule's injected faults.
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
 /// The response to an aborted request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedResponse {
-    /// The response.
+    /// The HTTP response. If `grpc_status` is `None`, gRPC clients derive the gRPC status from its HTTP status.
     pub response: Arc<FixedResponse>,
     /// The gRPC status for gRPC calls, if the policy sets it.
-    pub grpc: Option<u8>,
+    pub grpc_status: Option<u8>,
 }
 
 impl CompiledFaults {
@@ -70,9 +70,9 @@ impl CompiledFaults {
     pub fn compile(faults: &PortFaults) -> Result<Self, InvalidPattern> {
         let rules = faults.rules.iter().map(CompiledFaultRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
-        let with_object =
+        let add_policy =
             |error: InvalidPattern| error.with_object(ObjectKey::ServicePolicy(policy.clone()));
-        let rules: Box<[CompiledFaultRule]> = rules.map_err(with_object)?;
+        let rules: Box<[CompiledFaultRule]> = rules.map_err(add_policy)?;
         let matchers_and_callers =
             rules.iter().map(|rule| (&*rule.request_matchers, &*rule.config.peers));
         Ok(match MatchIndex::with_callers(matchers_and_callers) {
@@ -100,23 +100,23 @@ impl CompiledFaults {
     }
 
     /// Selects the faults to inject into a request of this caller; `None` if there are none. The delay and the abort
-    /// of the matching rule are selected independently; `random` returns a uniform random number.
+    /// of the matching rule are selected independently. `next_random` returns random numbers, uniform over all of `u64`.
     pub fn select_faults(
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
-        random: &mut impl FnMut() -> u64,
+        next_random: &mut impl FnMut() -> u64,
     ) -> Option<InjectedFaults<'_>> {
         let compiled = self.find_rule(request, caller)?;
-        let mut is_selected = |share_ppm: u32| is_in_share(share_ppm, random());
+        let mut is_selected = |share_ppm: u32| is_in_share(share_ppm, next_random());
         let delay = compiled.config.delay.filter(|delay| is_selected(delay.share_ppm));
         let abort = compiled.config.abort.as_ref().filter(|abort| is_selected(abort.share_ppm));
         let injected_response = abort.and_then(|abort| {
-            Some(InjectedResponse { response: compiled.response.clone()?, grpc: abort.grpc })
+            Some(InjectedResponse { response: compiled.response.clone()?, grpc_status: abort.grpc })
         });
         let injected_faults = InjectedFaults {
             policy: &self.policy,
-            rule: &compiled.config.name,
+            rule_name: &compiled.config.name,
             match_slot: &compiled.match_slot,
             delay: delay.map(|delay| delay.duration),
             abort: injected_response,
@@ -136,7 +136,7 @@ impl CompiledFaults {
                 || rule.request_matchers.iter().any(|matcher| matcher.matches(request));
             matches_request && rule.config.matches_caller(caller)
         };
-        // Only one of the two lists has rules.
+        // If the rules are indexed, `unindexed` is empty.
         self.unindexed.iter().find(is_match).or_else(|| self.find_indexed(request, caller))
     }
 
@@ -175,7 +175,8 @@ impl CompiledFaultRule {
     }
 }
 
-/// True with the probability of this share, in millionths. `random` is a uniform random number.
+/// Returns true for a share, in millionths, of all values of `random`. For a random number that is uniform over `u64`, the
+/// share is thus the probability of true.
 #[must_use]
 pub fn is_in_share(share_ppm: u32, random: u64) -> bool {
     // Scales the random number, which is a fraction of 2^64, to the range from 0 to 999,999.
@@ -183,7 +184,7 @@ pub fn is_in_share(share_ppm: u32, random: u64) -> bool {
     point < u128::from(share_ppm)
 }
 
-/// The share of all requests, in millionths.
+/// 100 % in millionths (parts per million).
 const ALL_PPM: u32 = 1_000_000;
 
 #[cfg(test)]
@@ -220,18 +221,18 @@ mod tests {
     fn inject_faults(
         faults: &CompiledFaults,
         path: &str,
-        from: &str,
+        caller_name: &str,
         random_numbers: [u64; 2],
     ) -> Option<(String, bool, bool)> {
         let fields = Vec::new();
         let request =
             RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
         let mut random_numbers = random_numbers.into_iter();
-        let caller = ServiceAccount::new("shop", from).unwrap();
+        let caller = ServiceAccount::new("shop", caller_name).unwrap();
         let injected_faults =
             faults.select_faults(&request, &caller, &mut || random_numbers.next().unwrap())?;
-        let InjectedFaults { rule, delay, abort, .. } = injected_faults;
-        Some((rule.to_owned(), delay.is_some(), abort.is_some()))
+        let InjectedFaults { rule_name, delay, abort, .. } = injected_faults;
+        Some((rule_name.to_owned(), delay.is_some(), abort.is_some()))
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::match_index::IndexedMatch;
 use crate::pattern::{InvalidPattern, Pattern, PatternField};
 use crate::query::{decoded_text, find_parameter, form_decoded, similar_parameters};
 use crate::request::RequestView;
-use crate::rule_index::{IndexCondition, IndexedAttribute, whole_elements};
+use crate::rule_index::{IndexCondition, IndexedAttribute, common_whole_elements};
 
 pub(crate) use denial::{DenialMatcher, may_override_method};
 
@@ -228,7 +228,7 @@ impl PathMatcher {
             }
             Self::Prefix(prefix) => (IndexedAttribute::PathPrefix, vec![prefix.clone()]),
             Self::Pattern(Pattern::Prefix(text) | Pattern::Regex(text, _)) => {
-                (IndexedAttribute::PathPrefix, vec![whole_elements(text)?.into()])
+                (IndexedAttribute::PathPrefix, vec![common_whole_elements(text)?.into()])
             }
         })
     }

@@ -14,7 +14,7 @@ use crate::query::{all_parameters, decoded_text, find_parameter, may_be_named, p
 use crate::request::{RequestView, header_value};
 use crate::variant::{PathVariants, any_listed_value, any_value, folded_case, host_readings};
 
-pub(crate) use prefix_index::{PrefixIndex, whole_elements};
+pub(crate) use prefix_index::{PrefixIndex, common_whole_elements};
 pub(crate) use rule_positions::RulePositions;
 
 /// An index of rules that finds the positions of the rules that may match a request.
@@ -281,7 +281,7 @@ impl RuleIndex {
                 }
                 if let Some(prefixes) = &self.prefixes {
                     let path = variants.normalized_path(keys.request.path);
-                    prefixes.for_each_interpreted(path, |list| on_list(list));
+                    prefixes.for_each_prefix_or_stem(path, |list| on_list(list));
                 }
                 if variants.is_ambiguous() {
                     self.for_each_alternative(variants, &mut on_list);
@@ -306,7 +306,8 @@ impl RuleIndex {
                 .clone()
                 .for_each(|column| column.for_each_path_form(path, variants, on_list));
             if let Some(prefixes) = &self.prefixes {
-                prefixes.for_each_interpreted(variants.normalized_path(path), |list| on_list(list));
+                prefixes
+                    .for_each_prefix_or_stem(variants.normalized_path(path), |list| on_list(list));
             }
         }
     }

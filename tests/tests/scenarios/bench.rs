@@ -170,7 +170,7 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
         "the page refers to no other file"
     );
     let rendered = RenderedPage::open_page(&page, home.path());
-    for text in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
+    for text in ["Two call paths of bookinfo", "leno, 1 CPU", "3395"] {
         assert!(rendered.document.contains(text), "{text} is missing in {}", rendered.document);
     }
     let count_large_elements = |tag: &str| {

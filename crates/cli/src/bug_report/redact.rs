@@ -97,7 +97,7 @@ const NAMED_VALUES: &str = concat!(
 );
 
 /// Join tokens, signed tokens (RFC 7519), HTTP credentials (RFC 9110 section 11.4), PEM private keys (RFC
-/// 7468), and the access token of the web UI; the group `kept` stays in the text.
+/// 7468), and the access token of the web page; the group `kept` stays in the text.
 const SECRET_FORMS: &str = concat!(
     r"leno-join-[0-9a-f]+",
     r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",

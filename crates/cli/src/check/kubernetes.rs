@@ -7,19 +7,19 @@ use leno_kubernetes::install::{ExamineResult, ExaminedSubject, examine_each};
 use serde_json::json;
 
 use super::CheckFormat;
-use crate::cluster::{self, ClusterSearchArgs};
+use crate::cluster::{self, DetectedClusterArgs};
 use crate::output;
 
 /// Runs the checks and prints the findings.
 pub(super) fn run(
-    cluster_search: &ClusterSearchArgs,
+    cluster_args: &DetectedClusterArgs,
     format: CheckFormat,
     strict_warnings: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut subjects = Vec::new();
     let mut print_result = Ok(());
-    cluster::run(async {
-        let client = cluster_search.connect_without_retries().await?;
+    cluster::block_on(async {
+        let client = cluster_args.create_client_without_retries().await?;
         let add_subject = |examined: ExaminedSubject| {
             // Prints each line immediately: a step may take long.
             if matches!(format, CheckFormat::Text) && print_result.is_ok() {
@@ -28,7 +28,7 @@ pub(super) fn run(
             subjects.push(examined);
         };
         let outcome =
-            Box::pin(examine_each(&client, cluster_search.namespace.as_ref(), add_subject)).await;
+            Box::pin(examine_each(&client, cluster_args.namespace.as_ref(), add_subject)).await;
         outcome.map_err(cluster::from_api_error).context("the API server does not respond")
     })?;
     print_result?;

@@ -33,7 +33,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::report_start_error;
-use crate::cluster::parse_namespace_name;
+use crate::cluster::parse_namespace_as_name;
 use crate::wildcard_address::parse_listen_address;
 
 /// Arguments of a control plane in a cluster.
@@ -56,7 +56,8 @@ pub(super) struct InClusterArgs {
     /// Image of injected sidecars
     #[arg(long, env = "LENO_IMAGE", hide = true)]
     image: Option<String>,
-    /// Omit the init container from pods: the CNI plugin of their node redirects connections
+    /// Inject an init container that only verifies the redirection, without NET_ADMIN: the CNI plugin of the node
+    /// sets it up
     #[arg(long, requires = "webhook")]
     cni: bool,
     /// Serve Gateway API gateways: watch their resources and references, Secrets included, and create
@@ -65,12 +66,12 @@ pub(super) struct InClusterArgs {
     gateways: bool,
     /// Namespaces in which the control plane may write Secrets, for AccessCerts and for the ingress gateway
     /// certificate in OSM and FSM settings
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = parse_namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', requires = "kubernetes", value_parser = parse_namespace_as_name)]
     access_certs: Vec<Name>,
     /// Namespaces for mesh-wide objects, in addition to its own: osm-mesh-config and fsm-mesh-config, until a
     /// leno.dev MeshConfig sets more than the trust domain; TagRoutes for all services; Egress objects for
     /// accounts of other namespaces
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = parse_namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', requires = "kubernetes", value_parser = parse_namespace_as_name)]
     settings_namespaces: Vec<Name>,
     /// Clients allowed to read /metrics of gateways and of sidecars with the annotation `leno.dev/metrics:
     /// enabled`; `any`, or a comma-separated list of addresses and ranges [default: any for such sidecars, none

@@ -34,7 +34,7 @@ pub(crate) struct DemoArgs {
     /// Keep everything running afterwards, until Ctrl-C
     #[arg(long)]
     serve: bool,
-    /// Address of the web UI with --serve; port 0: chosen by the kernel
+    /// Address of the web page with --serve; port 0: chosen by the kernel
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     page: SocketAddr,
     /// Output format
@@ -43,7 +43,7 @@ pub(crate) struct DemoArgs {
     /// Print bookinfo manifests for a Kubernetes cluster with Leno, without running anything
     #[arg(long, conflicts_with_all = ["duration", "serve", "page", "output"])]
     kubernetes: bool,
-    /// Leno image, which includes the bookinfo services
+    /// Image of the manifests, with --kubernetes: the Leno image, which includes the bookinfo services
     #[arg(long, value_name = "IMAGE", requires = "kubernetes", default_value = install::IMAGE,
           value_parser = parse_image)]
     image: String,

@@ -9,7 +9,7 @@ use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::{CompiledPort, CompiledSnapshot, RequestView};
 
 use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
-use super::tags::DecidedTags;
+use super::tags::TagRuleEvaluation;
 use super::traffic_policy::{PolicyEffect, describe_fault, describe_policies};
 
 /// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called_port`
@@ -42,16 +42,16 @@ pub(super) fn decide_port(
     let endpoints = port.map(|port| &port.endpoints);
     let candidates = endpoints.map_or(&[][..], |endpoints| endpoints);
     let tag_rules = port.and_then(|port| port.tags.as_deref());
-    let tags = tag_rules.map(|rules| DecidedTags::for_request(rules, request, candidates));
+    let tags = tag_rules.map(|rules| TagRuleEvaluation::for_request(rules, request, candidates));
     let mut rejection = match endpoints {
         None => Some(Reason::InvalidBackend),
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
         Some(_) => None,
     };
-    // `DecidedTags` reports the endpoints that tag rules exclude.
+    // `TagRuleEvaluation` reports the endpoints that tag rules exclude.
     let is_selected =
         |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.is_selected(endpoint));
-    if rejection.is_none() && tags.as_ref().is_some_and(DecidedTags::rejects_all) {
+    if rejection.is_none() && tags.as_ref().is_some_and(TagRuleEvaluation::rejects_all) {
         rejection = Some(Reason::NoTaggedEndpoint);
     }
     // The caller fills in the decision of the endpoint's sidecar.

@@ -21,7 +21,7 @@ use super::inbound::{
     check_access, describe_ingress_rules, describe_lane, describe_rate_limits,
     describe_token_checks, has_token,
 };
-use super::tags::DecidedTags;
+use super::tags::TagRuleEvaluation;
 use super::target::ExplainTarget;
 use super::traffic_policy::PolicyEffect;
 use super::unapplied::{UnappliedPolicy, find_unapplied, find_unforwarded};
@@ -121,7 +121,7 @@ pub(super) struct DecidedBackend {
     /// The status of the rejection, if a policy sets it.
     pub(super) status: Option<u16>,
     /// The effect of tag rules on such requests; `None` without tag rules.
-    pub(super) tags: Option<DecidedTags>,
+    pub(super) tags: Option<TagRuleEvaluation>,
     /// True if the backend is in another namespace and no grant permits the route to refer to it.
     pub(super) is_ungranted: bool,
 }
@@ -311,7 +311,7 @@ impl RequestDecision {
         let is_selected = |port: &CompiledPort, endpoint: &Arc<Endpoint>| {
             let tag_rules = port.tags.as_deref();
             let tags = tag_rules
-                .map(|rules| DecidedTags::for_request(rules, Some(&view), &port.endpoints));
+                .map(|rules| TagRuleEvaluation::for_request(rules, Some(&view), &port.endpoints));
             tags.is_none_or(|tags| tags.is_selected(endpoint))
         };
         let affinity = SessionAffinity::for_request(&mut choice, compiled, is_selected, &view, now);
@@ -464,7 +464,7 @@ impl RequestDecision {
                 add_outcome(backend.rejection);
                 continue;
             }
-            if backend.tags.as_ref().is_some_and(DecidedTags::may_reject) {
+            if backend.tags.as_ref().is_some_and(TagRuleEvaluation::may_reject) {
                 add_outcome(Some(Reason::NoTaggedEndpoint));
             }
             for endpoint in &backend.endpoints {

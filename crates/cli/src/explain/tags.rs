@@ -1,5 +1,5 @@
-//! Evaluates and describes the tag rules for a request: the decisive rule, the tag sets with their shares of such
-//! requests, and the excluded endpoints.
+//! Evaluates the tag rules of a port for the request that `leno explain` explains. Describes the rule that decides, the tag
+//! sets with their shares of equal requests, and the endpoints that receive none of these requests.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use leno_model::{Endpoint, Reason, RuleOrigin, TagRules};
 use leno_traffic::{CompiledTagRules, RequestView, TagOutcome};
 use serde_json::{Value, json};
 
-/// The effect of tag rules on all requests that look like the explained one. Such requests may have several
+/// The effect of tag rules on requests that are equal to the request of the command. Equal requests may have several
 /// outcomes, because a rule divides them among tag sets at random.
 #[derive(Debug)]
-pub(super) struct DecidedTags {
+pub(super) struct TagRuleEvaluation {
     rules: TagRules,
     /// Every possible outcome of the rules for the request.
     outcomes: Vec<TagOutcome>,
-    /// The endpoints that receive none of these requests.
+    /// The endpoints that receive none of the requests.
     excluded_endpoints: Vec<Arc<Endpoint>>,
 }
 
-impl DecidedTags {
+impl TagRuleEvaluation {
     /// Evaluates the tag rules of a port for a request, or for an opaque connection if `request` is `None`.
     /// `endpoints` are all endpoints of the port.
     pub(super) fn for_request(
@@ -27,31 +27,35 @@ impl DecidedTags {
         endpoints: &[Arc<Endpoint>],
     ) -> Self {
         let outcomes = tag_rules.all_outcomes(request);
-        let mut decided =
+        let mut evaluation =
             Self { rules: tag_rules.rules().clone(), outcomes, excluded_endpoints: Vec::new() };
-        decided.excluded_endpoints =
-            endpoints.iter().filter(|endpoint| !decided.is_selected(endpoint)).cloned().collect();
-        decided
+        evaluation.excluded_endpoints = endpoints
+            .iter()
+            .filter(|endpoint| !evaluation.is_selected(endpoint))
+            .cloned()
+            .collect();
+        evaluation
     }
 
-    /// True if the endpoint receives some of these requests.
+    /// True if the endpoint receives some of the requests.
     pub(super) fn is_selected(&self, endpoint: &Arc<Endpoint>) -> bool {
         let mut outcomes = self.outcomes.iter();
         outcomes.any(|outcome| outcome.endpoints.iter().any(|selected| selected.id == endpoint.id))
     }
 
-    /// True if all of these requests are rejected.
+    /// True if all of the requests are rejected.
     pub(super) fn rejects_all(&self) -> bool {
         self.outcomes.iter().all(|outcome| outcome.set.is_none())
     }
 
-    /// True if some of these requests are rejected.
+    /// True if some of the requests are rejected.
     pub(super) fn may_reject(&self) -> bool {
         self.outcomes.iter().any(|outcome| outcome.set.is_none())
     }
 
-    /// Returns the lines of the text output, each with its label.
-    pub(super) fn describe(&self) -> Vec<(&'static str, String)> {
+    /// Returns the lines on tag rules in the text output, each with its label: the rule, the tag sets, and the excluded
+    /// endpoints. Lines of excluded endpoints have an empty label, because they continue the tag sets.
+    pub(super) fn describe_lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![("tag rule", self.describe_rule())];
         for outcome in &self.outcomes {
             lines.push(("tag set", self.describe_outcome(outcome)));
@@ -62,13 +66,13 @@ impl DecidedTags {
         lines
     }
 
-    /// Returns the JSON output.
+    /// Returns the object `tags` of a backend in the JSON output.
     pub(super) fn to_json(&self) -> Value {
         let outcome_to_json = |outcome: &TagOutcome| {
             json!({
                 "share": outcome.share,
                 "set": outcome.set,
-                "narrowed_by": self.narrowed_by(outcome),
+                "narrowed_by": self.describe_narrowing(outcome),
                 "reason": outcome.set.is_none().then(|| Reason::NoTaggedEndpoint.label()),
                 "workloads": workload_names(&outcome.endpoints),
                 "fallback": outcome.has_fallback,
@@ -83,8 +87,9 @@ impl DecidedTags {
 
     /// Describes the rule that decides, with the number of rules before it that do not match.
     fn describe_rule(&self) -> String {
-        let rule_index = self.outcomes.first().and_then(|outcome| outcome.rule);
+        let rule_index = self.outcomes.first().and_then(|outcome| outcome.rule_index);
         match rule_index.and_then(|index| Some((index, self.rules.rules.get(index)?))) {
+            // Rules are evaluated in order, so the index is also the number of rules before this one.
             Some((skipped_count, rule)) => {
                 let skipped_text = match skipped_count {
                     0 => String::new(),
@@ -111,7 +116,7 @@ impl DecidedTags {
             let reason = Reason::NoTaggedEndpoint;
             return format!("{percent} %: no endpoint: {} {}", reason.status(), reason.label());
         };
-        let caller_rule_text = match self.narrowed_by(outcome) {
+        let caller_rule_text = match self.describe_narrowing(outcome) {
             Some(rule) => format!(", narrowed by {rule}"),
             None => String::new(),
         };
@@ -125,8 +130,8 @@ impl DecidedTags {
 
     /// Describes the rule that restricts the set to endpoints with the caller's own tags; `None` without such a
     /// rule.
-    fn narrowed_by(&self, outcome: &TagOutcome) -> Option<String> {
-        let rule = self.rules.caller_rules.get(outcome.by_caller?)?;
+    fn describe_narrowing(&self, outcome: &TagOutcome) -> Option<String> {
+        let rule = self.rules.caller_rules.get(outcome.caller_rule_index?)?;
         Some(format!("{} by the caller's tags", describe_origin(&rule.origin)))
     }
 }

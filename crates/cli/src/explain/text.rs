@@ -13,7 +13,7 @@ use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, EndpointAccess, ExplainedRequest, MissingPart,
     RequestDecision, is_opaque,
 };
-use super::tags::DecidedTags;
+use super::tags::TagRuleEvaluation;
 use super::unapplied::UnappliedPolicy;
 use super::unused_matches::UnusedMatch;
 
@@ -121,7 +121,7 @@ fn write_backend(
     for unapplied in &backend.unapplied {
         add_line("no effect", &format!("{}: {}", unapplied.policy, unapplied.reason));
     }
-    for (label, description) in backend.tags.iter().flat_map(DecidedTags::describe) {
+    for (label, description) in backend.tags.iter().flat_map(TagRuleEvaluation::describe_lines) {
         add_line(label, &description);
     }
     for endpoint in &backend.endpoints {
@@ -567,7 +567,7 @@ fn backend_to_json(backend: &DecidedBackend) -> Value {
             "effect": effect.description,
         })).collect::<Vec<_>>(),
         "not_applied": unapplied_to_json(&backend.unapplied),
-        "tags": backend.tags.as_ref().map(DecidedTags::to_json),
+        "tags": backend.tags.as_ref().map(TagRuleEvaluation::to_json),
         "endpoints": backend.endpoints.iter().map(endpoint_to_json).collect::<Vec<_>>(),
     })
 }

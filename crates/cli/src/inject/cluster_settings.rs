@@ -43,7 +43,7 @@ impl ClusterSettings {
         cluster: &ClusterArgs,
         namespaces: BTreeSet<String>,
     ) -> anyhow::Result<Self> {
-        let client = cluster.connect_client().await?;
+        let client = cluster.create_client().await?;
         let namespace = &cluster.namespace;
         let roots = read_roots(&client, namespace).await?;
         let deployments: ObjectApi<Deployment> =

@@ -8,16 +8,16 @@ use leno_proxy::Limits;
 
 use crate::duration::parse_positive;
 
-/// Limits and timeouts of a sidecar; the defaults are those of the proxy.
+/// Limits and timeouts of a sidecar or gateway; the defaults are those of the proxy.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Sidecar limits")]
+#[command(next_help_heading = "Limits and timeouts")]
 pub(crate) struct SidecarLimitArgs {
-    /// Maximum accepted connections per thread; the same limit applies to connections to the application [default:
-    /// 20000]
+    /// Maximum accepted connections per worker thread; in a sidecar the same limit applies to its connections to
+    /// the application [default: 20000]
     #[arg(long, value_name = "N")]
     connections_max: Option<usize>,
-    /// Maximum clients per thread in a TLS handshake or before their first request; beyond the limit the oldest
-    /// connection is closed [default: 1024]
+    /// Maximum pending connections per worker thread: in a TLS handshake, or before the first request. Beyond
+    /// the limit the oldest one is closed [default: 1024]
     #[arg(long, value_name = "N")]
     handshakes_max: Option<usize>,
     /// Time from the first to the last byte of a request's headers [default: 10s]
@@ -32,10 +32,11 @@ pub(crate) struct SidecarLimitArgs {
     /// Timeout for connecting to an endpoint, including TLS [default: 3s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     connect_timeout: Option<Duration>,
-    /// Maximum wait of the first request to a service for the control plane [default: 5s]
+    /// Time that the first request to a service waits for the configuration of the service from the control
+    /// plane; 503 discovery-timeout after that [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     discovery_timeout: Option<Duration>,
-    /// Time after which an unused service is unsubscribed [default: 10m]
+    /// Time without requests after which the proxy unsubscribes from the configuration of a service [default: 10m]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     idle_subscription: Option<Duration>,
     /// Time after which a connection without requests or bytes is closed [default: 1h]

@@ -44,8 +44,8 @@ impl MigrateCheckArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (documents, ignored): (_, Vec<IgnoredSetting>) = match self.file.is_empty() {
             false => (document::read_files(&self.file, &self.namespace)?, Vec::new()),
-            true => cluster::run(async {
-                let client = cluster::connect_to_context(self.context.as_deref()).await?;
+            true => cluster::block_on(async {
+                let client = cluster::create_client_for_context(self.context.as_deref()).await?;
                 cluster_objects::read_objects(&client).await
             })?,
         };

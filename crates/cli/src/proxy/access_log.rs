@@ -12,10 +12,11 @@ pub(crate) struct AccessLogArgs {
     /// Access log on standard output; `mesh`: as in `spec.accessLog` of the MeshConfig
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogMode::Mesh)]
     access_log: AccessLogMode,
-    /// Line format, with field names in braces [default: JSON]
+    /// Line format, such as `{method} {path} {response_code}` (docs/tracing.md); enables the access log [default:
+    /// JSON]
     #[arg(long, value_name = "TEXT", value_parser = LogTemplate::parse)]
     access_log_template: Option<LogTemplate>,
-    /// Share of successful requests that are logged; failed requests are always logged
+    /// Share of successful requests that are logged; failed requests are always logged. Enables the access log
     #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     access_log_sampling: Option<Sampling>,
 }

@@ -18,12 +18,12 @@ use crate::data_directory::{HomeArgs, create_private_directory};
 /// The identity of a proxy, and the credentials with which it joins the mesh.
 #[derive(Debug, Args)]
 pub(crate) struct MemberArgs {
-    /// Workload of this proxy
+    /// Name of the workload that this proxy serves
     #[arg(long, value_name = "NAMESPACE/NAME")]
     workload: WorkloadName,
-    /// Control plane addresses, HOST:PORT, repeatable; one reachable address is used, and names are resolved
-    /// for each connection [default: from the token file or the last run]
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    /// Control plane addresses, HOST:PORT; one reachable address is used, and names are resolved for each
+    /// connection [default: from the token file or the last run]
+    #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     control: Vec<ControlAddress>,
     /// Join token file from `leno token`; required without a valid certificate, and deleted after use
     #[arg(long, value_name = "FILE")]
@@ -32,8 +32,8 @@ pub(crate) struct MemberArgs {
     /// read whenever there is no valid certificate, and never deleted
     #[arg(long, value_name = "FILE", conflicts_with = "token_file")]
     service_account_token: Option<PathBuf>,
-    /// Mesh root certificates (PEM) to trust when sending that token [default: the environment variable
-    /// LENO_ROOTS]
+    /// Mesh root certificates (PEM) that verify the control plane before --service-account-token is sent to it
+    /// [default: the environment variable LENO_ROOTS]
     #[arg(long, value_name = "FILE", requires = "service_account_token")]
     roots: Option<PathBuf>,
     #[arg(long = "roots-text", env = "LENO_ROOTS", hide = true)]

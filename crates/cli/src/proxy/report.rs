@@ -1,12 +1,12 @@
-//! Reports a sidecar's listeners and requests in progress to its supervisor, `leno up`, and executes the
-//! supervisor's orders. Both are lines of JSON over the socket at the sidecar's standard input.
+//! Reports a sidecar's listeners and requests in flight to its supervisor, `leno up`, and executes the
+//! supervisor's orders. Each report and each order is a line of JSON over the socket at the sidecar's standard input.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
-use std::os::unix::net::UnixStream as StandardStream;
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) struct SidecarReport {
     /// Closed listeners, each with the cause.
     #[serde(default)]
     pub(crate) closed_listeners: BTreeMap<String, String>,
-    /// The number of requests in progress; `None` unless the supervisor has ordered the count.
+    /// The number of requests in flight; `None` unless the supervisor's last order requests the count.
     #[serde(default)]
     pub(crate) in_flight: Option<u64>,
 }
@@ -43,22 +43,22 @@ pub(crate) struct SupervisorOrder {
     pub(crate) ports: BTreeMap<u16, PortStateOrder>,
     /// The state of all other ports.
     pub(crate) otherwise: PortStateOrder,
-    /// True if requests in progress are to be reported.
+    /// True if requests in flight are to be reported.
     pub(crate) count_requests: bool,
 }
 
-/// The state of an application port.
+/// The handling of connections to an application port, as ordered by the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PortStateOrder {
     /// Connections are forwarded to the port.
     #[default]
     Open,
-    /// The application is starting.
+    /// The application is starting: connections wait for it.
     Starting,
-    /// The application is not running.
+    /// The application is not running or not ready: connections fail at once.
     Down,
-    /// Another process, described by the text, listens on the port.
+    /// Another process, described by the text, listens on the port: connections fail, so that it receives none.
     Taken(String),
 }
 
@@ -91,16 +91,16 @@ impl SidecarReport {
 /// and end with its supervisor.
 pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
-/// The sources of a sidecar's reports, and the port states that the supervisor's orders change.
+/// The sources of a sidecar's reports, and the application's ports, to which the supervisor's orders apply.
 pub(super) struct ReportSources<F> {
     /// The states of the listeners; `None` until the first configuration is applied.
     pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
     /// The address of the admin endpoint.
     pub(super) admin: SocketAddr,
-    /// Returns the number of requests in progress.
+    /// Returns the number of requests in flight.
     pub(super) in_flight: F,
-    /// The application's ports, to which orders refer.
-    pub(super) application: ApplicationPorts,
+    /// The states of the application's ports, which the supervisor's orders change.
+    pub(super) application_ports: ApplicationPorts,
 }
 
 /// Returns a future that reports the listeners on every change, and executes the supervisor's orders. It never
@@ -108,7 +108,7 @@ pub(super) struct ReportSources<F> {
 ///
 /// # Errors
 /// If a supervisor is expected and standard input is not its socket.
-pub(super) fn report_listeners<F: Fn() -> u64>(
+pub(super) fn run_supervision<F: Fn() -> u64>(
     sources: ReportSources<F>,
     is_supervised: bool,
 ) -> anyhow::Result<impl Future<Output = Infallible>> {
@@ -121,8 +121,8 @@ pub(super) fn report_listeners<F: Fn() -> u64>(
     Ok(report_changes(sources, supervisor))
 }
 
-/// Sends a report on every change of the listeners, and of the requests in progress while the supervisor has
-/// ordered their count. Without a supervisor only logs the listeners.
+/// Sends a report on every change of the listeners, and of the requests in flight while the supervisor
+/// requests their count. Without a supervisor only logs the listeners.
 async fn report_changes<F: Fn() -> u64>(
     mut sources: ReportSources<F>,
     supervisor: Option<UnixStream>,
@@ -131,8 +131,9 @@ async fn report_changes<F: Fn() -> u64>(
         Some((order_reader, report_writer)) => (Some(order_reader), Some(report_writer)),
         None => (None, None),
     };
-    let (count_sender, mut count_receiver) = watch::channel(false);
-    let order_execution = execute_orders(order_reader, &sources.application, &count_sender);
+    let (counting_sender, mut counting_receiver) = watch::channel(false);
+    let order_execution =
+        execute_orders(order_reader, &sources.application_ports, &counting_sender);
     tokio::pin!(order_execution);
     let mut count_ticks = interval(COUNT_INTERVAL);
     count_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -140,7 +141,7 @@ async fn report_changes<F: Fn() -> u64>(
     let (mut logged_states, mut last_report) = (None, None);
     loop {
         let listeners = sources.listeners.borrow_and_update().clone();
-        let in_flight = count_receiver.borrow_and_update().then(&sources.in_flight);
+        let in_flight = counting_receiver.borrow_and_update().then(&sources.in_flight);
         if let Some(states) = listeners {
             if logged_states.as_ref() != Some(&states) {
                 for (name, address) in &states.open {
@@ -167,7 +168,7 @@ async fn report_changes<F: Fn() -> u64>(
         }
         tokio::select! {
             Ok(()) = sources.listeners.changed() => {}
-            Ok(()) = count_receiver.changed() => {}
+            Ok(()) = counting_receiver.changed() => {}
             _ = count_ticks.tick(), if in_flight.is_some() => {}
             never = &mut order_execution => match never {},
         }
@@ -177,8 +178,8 @@ async fn report_changes<F: Fn() -> u64>(
 /// Executes orders of the supervisor; never returns.
 async fn execute_orders(
     order_reader: Option<OwnedReadHalf>,
-    application: &ApplicationPorts,
-    count_sender: &watch::Sender<bool>,
+    application_ports: &ApplicationPorts,
+    counting_sender: &watch::Sender<bool>,
 ) -> Infallible {
     let Some(order_reader) = order_reader else { return std::future::pending().await };
     let mut order_reader = BufReader::new(order_reader);
@@ -192,8 +193,8 @@ async fn execute_orders(
         }
         match serde_json::from_str::<SupervisorOrder>(&line) {
             Ok(order) => {
-                count_sender.send_replace(order.count_requests);
-                application.set_states(order.into());
+                counting_sender.send_replace(order.count_requests);
+                application_ports.set_states(order.into());
             }
             Err(error) => tracing::warn!(%error, "invalid message of the supervisor"),
         }
@@ -201,7 +202,7 @@ async fn execute_orders(
 }
 
 fn open_supervisor_socket() -> io::Result<UnixStream> {
-    let socket = StandardStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let socket = StdUnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // Only sockets have a peer address, unlike files and terminals.
     socket.peer_addr()?;
     socket.set_nonblocking(true)?;
@@ -217,7 +218,8 @@ async fn send_report(socket: &mut OwnedWriteHalf, report: &SidecarReport) -> io:
 /// The timeout for sending a report. The supervisor reads continuously, and the kernel's buffer holds hundreds of
 /// reports.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The interval between two counts of the requests in progress.
+/// The interval between two counts of the requests in flight. Short, because `leno up` waits for a count of 0 before it
+/// stops an application.
 const COUNT_INTERVAL: Duration = Duration::from_millis(20);
 /// The maximum size of an order, in bytes; an order names at most the 256 ports of a workload.
 const MAX_ORDER_BYTES: u64 = 256 * 1024;

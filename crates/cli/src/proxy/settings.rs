@@ -23,15 +23,16 @@ pub(crate) struct SettingArgs {
     /// Address of the HTTP proxy for the application, or `off`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     http_proxy: OptionalAddress,
-    /// Address of the workload's network namespace, in which nftables redirects connections to this sidecar
-    /// (ports 15001 outbound, 15003 inbound, 53 DNS); requires root
+    /// IP address of the workload's network namespace, such as the address of the pod. nftables rules there redirect
+    /// connections to this sidecar (ports 15001 outbound, 15003 inbound, 53 DNS); requires root without
+    /// --uid-exempt
     #[arg(long, value_name = "IP", conflicts_with_all = ["inbound", "http_proxy"])]
     redirect_address: Option<IpAddr>,
     /// Redirect IPv6 connections as well
     #[arg(long, requires = "redirect_address")]
     redirect_ipv6: bool,
-    /// Exempt the sidecar's own traffic from redirection, by its user ID, and leave DNS to the cluster;
-    /// destinations are matched by address. Used in pods, where no privileges are required
+    /// For pods, in which the rules of `leno redirect` exempt the sidecar by its user ID: the sidecar needs no
+    /// root, matches destinations by address, and answers DNS queries only with --dns
     #[arg(long, requires = "redirect_address")]
     uid_exempt: bool,
     /// Answer the application's DNS queries for services of the mesh, and forward all others to the resolvers
@@ -48,13 +49,13 @@ pub(crate) struct SettingArgs {
 /// Optional settings of sidecars and gateways.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServingArgs {
-    /// Address of the read-only admin interface: /metrics, /ready, /config, /connections
+    /// Address of the read-only admin endpoint: /metrics, /ready, /config, /connections, /requests
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     admin: SocketAddr,
     /// Clients allowed to read /metrics at --health: `any`, or a comma-separated list of addresses and ranges
     #[arg(long, value_name = "LIST", default_value_t)]
     metrics_from: ClientRanges,
-    /// Number of data threads
+    /// Number of worker threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     cores: u16,
     /// CA certificates (PEM) used to verify https collectors [default: the system's roots]
@@ -76,7 +77,7 @@ pub(crate) struct ServingArgs {
         long,
         value_name = "TIME",
         value_parser = parse_duration,
-        help_heading = "Sidecar limits"
+        help_heading = "Limits and timeouts"
     )]
     drain_timeout: Option<Duration>,
 }

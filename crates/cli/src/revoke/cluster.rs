@@ -23,7 +23,7 @@ pub(super) async fn run(
     args: &RevokeArgs,
     change: RevocationChange,
 ) -> anyhow::Result<RevocationResult> {
-    let client = args.cluster.connect_client().await?;
+    let client = args.cluster.create_client().await?;
     let uid = match (&args.workload, &args.uid) {
         (Some(workload), None) if !args.by_name && change == RevocationChange::Revoke => {
             Some(query_pod_uid(&client, workload).await?)

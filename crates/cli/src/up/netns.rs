@@ -26,13 +26,13 @@ pub(crate) struct NetnsOptions {
     /// Private /16 network for workload addresses
     #[arg(long, value_name = "NETWORK", default_value = "10.213.0.0/16", requires = "netns")]
     netns_subnet: Subnet,
-    /// Destination ports that bypass the sidecar
+    /// Destination ports excluded from outbound redirection
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "netns")]
     exclude_outbound_ports: Vec<u16>,
-    /// Destination ranges that bypass the sidecar, such as 192.0.2.0/24
+    /// Destination ranges excluded from outbound redirection, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',', requires = "netns")]
     exclude_outbound_ranges: Vec<CidrRange>,
-    /// Application ports that clients reach directly, without mutual TLS
+    /// Application ports excluded from inbound redirection, reachable without mutual TLS
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "netns")]
     exclude_inbound_ports: Vec<u16>,
 }

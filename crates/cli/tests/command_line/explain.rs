@@ -92,7 +92,7 @@ fn a_rejection_has_a_reason_and_a_hint() {
         (
             &["--from", "shop/page-1", "--url", ratings, "-X", "DELETE"],
             expect![
-                "404 no-policy-route: The destination's policies allow this peer some requests, but none like this one. Add a match for DELETE /ratings/1 to an HTTPRouteGroup that a TrafficTarget for shop/ratings uses."
+                "404 no-policy-route: Policies of the destination name this client, but no rule for any client matches the request. Add a match for DELETE /ratings/1 to an HTTPRouteGroup that a TrafficTarget for shop/ratings uses."
             ],
         ),
         (

@@ -28,7 +28,7 @@ pub(super) struct DecodedDelta {
     /// Address entries; `None` for those to remove.
     addresses: BTreeMap<IpAddr, Option<Arc<AddressEntry>>>,
     /// DNS records; `None` for those to remove.
-    names: BTreeMap<ServiceName, Option<Arc<DnsRecord>>>,
+    dns_records: BTreeMap<ServiceName, Option<Arc<DnsRecord>>>,
 }
 
 /// Endpoints of one service by port and workload; `None` for removed ones.
@@ -36,6 +36,9 @@ type EndpointChanges = BTreeMap<(u16, WorkloadName), Option<Arc<Endpoint>>>;
 
 impl DecodedDelta {
     /// Decodes every resource of a delta.
+    ///
+    /// # Errors
+    /// The rejections of all resources that are invalid or cannot be removed.
     pub(super) fn decode(delta: &Delta) -> Result<Self, Vec<ResourceRejection>> {
         let mut decoded_delta = Self::default();
         let mut rejections = Vec::new();
@@ -60,7 +63,7 @@ impl DecodedDelta {
         &self,
         current_update: Option<&ConfigUpdate>,
     ) -> Option<Arc<WorkloadConfig>> {
-        let current_config = current_update.map(|current_update| &current_update.snapshot.config);
+        let current_config = current_update.map(|update| &update.snapshot.config);
         let new_config = self.config.as_ref().filter(|new_config| {
             current_config.is_none_or(|current_config| current_config != *new_config)
         });
@@ -72,58 +75,54 @@ impl DecodedDelta {
         &self,
         current_update: Option<&ConfigUpdate>,
     ) -> Option<BTreeMap<IpAddr, Arc<AddressEntry>>> {
-        merge_changes(
-            &self.addresses,
-            current_update.map(|current_update| &current_update.snapshot.addresses),
-        )
+        merge_changes(&self.addresses, current_update.map(|update| &update.snapshot.addresses))
     }
 
     /// Returns the resulting DNS records; `None` without changes.
-    pub(super) fn build_names(
+    pub(super) fn build_dns_records(
         &self,
         current_update: Option<&ConfigUpdate>,
     ) -> Option<BTreeMap<ServiceName, Arc<DnsRecord>>> {
-        merge_changes(
-            &self.names,
-            current_update.map(|current_update| &current_update.snapshot.names),
-        )
+        merge_changes(&self.dns_records, current_update.map(|update| &update.snapshot.names))
     }
 
-    /// Returns the resulting services, with all references checked; `None` without changes.
+    /// Returns the resulting services, with all references checked; `None` without changes. Routes may refer to
+    /// `absent_services`, which are known not to exist.
+    ///
+    /// # Errors
+    /// The rejections of all services and endpoints with an invalid reference.
     pub(super) fn build_services(
         &self,
         current_update: Option<&ConfigUpdate>,
-        absent: &BTreeSet<ServiceName>,
+        absent_services: &BTreeSet<ServiceName>,
     ) -> Result<Option<BTreeMap<ServiceName, Arc<ServiceConfig>>>, Vec<ResourceRejection>> {
-        let old_services = current_update.map(|current_update| &current_update.snapshot.services);
-        let mut services = old_services.cloned().unwrap_or_default();
+        let current_services = current_update.map(|update| &update.snapshot.services);
+        let mut services = current_services.cloned().unwrap_or_default();
         let mut rejections = Vec::new();
         services.retain(|name, _| !self.removed_services.contains(name));
-        let mut has_changed =
-            old_services.is_some_and(|old_services| old_services.len() != services.len());
+        let mut has_changed = current_services
+            .is_some_and(|current_services| current_services.len() != services.len());
         for name in self.affected_services() {
-            let old_service = services.get(name);
+            let current_service = services.get(name);
             let Some(service) = self.rebuild_service(
                 name,
-                old_service.map(|old_service| &**old_service),
+                current_service.map(|current_service| &**current_service),
                 &mut rejections,
             ) else {
                 continue;
             };
-            if old_service.is_none_or(|old_service| **old_service != service) {
+            if current_service.is_none_or(|current_service| **current_service != service) {
                 has_changed = true;
                 services.insert(name.clone(), Arc::new(service));
             }
         }
-        if has_changed
-            || current_update.is_none_or(|current_update| current_update.absent != *absent)
-        {
-            self.check_backends(&services, absent, &mut rejections);
+        if has_changed || current_update.is_none_or(|update| update.absent != *absent_services) {
+            self.check_backends(&services, absent_services, &mut rejections);
         }
         if rejections.is_empty() { Ok(has_changed.then_some(services)) } else { Err(rejections) }
     }
 
-    /// Records the removal of a resource, or returns the reason that it cannot be removed.
+    /// Records the removal of a resource, or returns a rejection if the resource cannot be removed.
     fn record_removal(&mut self, key: &ResourceKey) -> Option<ResourceRejection> {
         match key {
             ResourceKey::Workload => {
@@ -137,7 +136,7 @@ impl DecodedDelta {
                 self.addresses.insert(*address, None);
             }
             ResourceKey::Name(name) => {
-                self.names.insert(name.clone(), None);
+                self.dns_records.insert(name.clone(), None);
             }
             ResourceKey::Endpoint(EndpointId { service, port, workload }) => {
                 let changes = self.endpoints.entry(service.clone()).or_default();
@@ -158,7 +157,7 @@ impl DecodedDelta {
                 self.addresses.insert(address, Some(Arc::new(address_entry)));
             }
             Resource::DnsRecord(name, dns_record) => {
-                self.names.insert(name, Some(Arc::new(dns_record)));
+                self.dns_records.insert(name, Some(Arc::new(dns_record)));
             }
             Resource::Endpoint(endpoint) => {
                 let EndpointId { service, port, workload } = endpoint.id.clone();
@@ -178,31 +177,31 @@ impl DecodedDelta {
     fn rebuild_service(
         &self,
         name: &ServiceName,
-        old_service: Option<&ServiceConfig>,
+        current_service: Option<&ServiceConfig>,
         rejections: &mut Vec<ResourceRejection>,
     ) -> Option<ServiceConfig> {
         let empty_changes = EndpointChanges::new();
         let changes = self.endpoints.get(name).unwrap_or(&empty_changes);
         let Some(mut service) =
-            self.services.get(name).cloned().or_else(|| old_service.map(without_endpoints))
+            self.services.get(name).cloned().or_else(|| current_service.map(without_endpoints))
         else {
             let orphaned_endpoints = changes.values().flatten();
             let reject =
-                |endpoint: &Arc<Endpoint>| reject_endpoint(endpoint, "its service is unknown");
+                |endpoint: &Arc<Endpoint>| endpoint_rejection(endpoint, "its service is unknown");
             rejections.extend(orphaned_endpoints.map(reject));
             return None;
         };
-        let retained_endpoints = old_service.into_iter().flat_map(service_endpoints);
+        let retained_endpoints = current_service.into_iter().flat_map(service_endpoints);
         let retained_endpoints = retained_endpoints
             .map(|(port, endpoint)| ((port, endpoint.id.workload.clone()), endpoint));
         let mut endpoints: BTreeMap<_, _> = retained_endpoints.collect();
         for (endpoint_key, change) in changes {
             match change {
-                // An equal endpoint keeps its `Arc`.
+                // An equal endpoint keeps its `Arc`, which updates share while it is unchanged.
                 Some(new_endpoint)
                     if endpoints
                         .get(endpoint_key)
-                        .is_some_and(|old_endpoint| *old_endpoint == new_endpoint) => {}
+                        .is_some_and(|current_endpoint| *current_endpoint == new_endpoint) => {}
                 Some(new_endpoint) => {
                     endpoints.insert(endpoint_key.clone(), new_endpoint);
                 }
@@ -214,24 +213,28 @@ impl DecodedDelta {
         for ((port, _), endpoint) in endpoints {
             match service.ports.get_mut(&port) {
                 Some(port) => port.endpoints.push(Arc::clone(endpoint)),
-                None => rejections.push(reject_endpoint(endpoint, "its service has no such port")),
+                None => {
+                    rejections.push(endpoint_rejection(endpoint, "its service has no such port"))
+                }
             }
         }
         Some(service)
     }
 
-    /// Checks that every backend of every rule is in `services` or in `absent`. If this delta removes a service
-    /// that an unchanged service refers to, the removal is rejected; otherwise the referring service is.
+    /// Checks that every backend of every rule is in `services` or in `absent_services`. If this delta removes a
+    /// service to which an unchanged service refers, the removal is rejected. For any other missing backend, the
+    /// referring service is rejected.
     fn check_backends(
         &self,
         services: &BTreeMap<ServiceName, Arc<ServiceConfig>>,
-        absent: &BTreeSet<ServiceName>,
+        absent_services: &BTreeSet<ServiceName>,
         rejections: &mut Vec<ResourceRejection>,
     ) {
         for (name, service) in services {
             let mut backends = service.ports.values().flat_map(PortConfig::backends);
             let missing_backend = backends.find(|backend| {
-                !services.contains_key(&backend.service) && !absent.contains(&backend.service)
+                !services.contains_key(&backend.service)
+                    && !absent_services.contains(&backend.service)
             });
             let Some(backend) = missing_backend else {
                 continue;
@@ -239,9 +242,9 @@ impl DecodedDelta {
             let (referrer, missing) = (name.clone(), backend.service.clone());
             let route = find_route_to_backend(service, &missing)
                 .map_or(String::new(), |key| key.to_string());
-            let is_wrong_removal =
+            let removes_used_service =
                 self.removed_services.contains(&missing) && !self.services.contains_key(name);
-            let (key, because, reason) = if is_wrong_removal {
+            let (key, cause, reason) = if removes_used_service {
                 let reason = format!("cannot be removed: {route} of {referrer} refers to it");
                 (missing, referrer, reason)
             } else {
@@ -253,7 +256,7 @@ impl DecodedDelta {
             rejections.push(ResourceRejection {
                 key: ResourceKey::Service(key),
                 reason,
-                because: Some(ResourceKey::Service(because)),
+                because: Some(ResourceKey::Service(cause)),
             });
         }
     }
@@ -262,18 +265,18 @@ impl DecodedDelta {
 /// Returns the resulting map after additions and removals; `None` without changes.
 fn merge_changes<K: Ord + Clone, V: PartialEq>(
     changes: &BTreeMap<K, Option<Arc<V>>>,
-    old_entries: Option<&BTreeMap<K, Arc<V>>>,
+    current_entries: Option<&BTreeMap<K, Arc<V>>>,
 ) -> Option<BTreeMap<K, Arc<V>>> {
     let differs = |(key, new_value): (&K, &Option<Arc<V>>)| {
-        old_entries.and_then(|old_entries| old_entries.get(key)) != new_value.as_ref()
+        current_entries.and_then(|current_entries| current_entries.get(key)) != new_value.as_ref()
     };
     if !changes.iter().any(differs) {
         return None;
     }
-    let mut merged_entries = old_entries.cloned().unwrap_or_default();
+    let mut merged_entries = current_entries.cloned().unwrap_or_default();
     for (key, new_value) in changes {
         match new_value {
-            // An equal value keeps its `Arc`.
+            // An equal value keeps its `Arc`, which updates share while it is unchanged.
             Some(new_value) if merged_entries.get(key) == Some(new_value) => {}
             Some(new_value) => drop(merged_entries.insert(key.clone(), Arc::clone(new_value))),
             None => drop(merged_entries.remove(key)),
@@ -291,8 +294,9 @@ fn without_endpoints(service: &ServiceConfig) -> ServiceConfig {
     service
 }
 
-/// Returns the rejection of an endpoint that depends on its service.
-fn reject_endpoint(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
+/// Returns the rejection of an endpoint that does not fit its service. The service is the cause: the endpoint may be valid
+/// after a change of the service.
+fn endpoint_rejection(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
     ResourceRejection {
         key: ResourceKey::Endpoint(endpoint.id.clone()),
         reason: reason.to_owned(),

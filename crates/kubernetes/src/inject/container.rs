@@ -8,7 +8,7 @@ use super::options::SidecarOptions;
 use super::probe::SidecarProbes;
 use crate::well_known::{
     HEALTH_PORT, INIT_CONTAINER, PROBES_VARIABLE, PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE,
-    TOKEN_AUD, TOKEN_PATH,
+    TOKEN_AUDIENCE, TOKEN_PATH,
 };
 
 /// The inputs from which the sidecar and redirection containers of a pod are built.
@@ -22,22 +22,22 @@ impl SidecarInputs<'_> {
     /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
     pub(super) fn redirection_container(&self) -> Value {
         // With the CNI plugin, the container only verifies that the plugin has set up the redirection.
-        let (args, context) = if self.settings.uses_cni_plugin {
+        let (args, security_context) = if self.settings.uses_cni_plugin {
             (vec!["redirect".to_owned(), "--verify".to_owned()], restricted_context(VERIFIER_UID))
         } else {
             let mut args = self.redirection_options();
             args.insert(0, "redirect".to_owned());
-            let mut context = restricted_context(0);
-            context["runAsNonRoot"] = json!(false);
-            context["capabilities"]["add"] = json!(["NET_ADMIN"]);
-            (args, context)
+            let mut security_context = restricted_context(0);
+            security_context["runAsNonRoot"] = json!(false);
+            security_context["capabilities"]["add"] = json!(["NET_ADMIN"]);
+            (args, security_context)
         };
         json!({
             "name": INIT_CONTAINER,
             "image": self.options.image,
             "args": args,
             "resources": self.options.resources.to_json(),
-            "securityContext": context,
+            "securityContext": security_context,
         })
     }
 
@@ -53,7 +53,7 @@ impl SidecarInputs<'_> {
         add_option("exclude-outbound-ports", join_values(&exclusions.outbound_ports));
         add_option("exclude-inbound-ports", join_values(&exclusions.inbound_ports));
         add_option("exclude-outbound-ranges", join_values(&exclusions.outbound_ranges));
-        add_option("include-outbound-ranges", join_values(&exclusions.included_ranges));
+        add_option("include-outbound-ranges", join_values(&exclusions.redirected_outbound_ranges));
         add_option("exclude-interfaces", join_values(&exclusions.interfaces));
         if self.options.answers_dns {
             args.push("--dns".to_owned());
@@ -64,33 +64,35 @@ impl SidecarInputs<'_> {
     /// Builds a native sidecar: it is ready before the next init container starts, and is stopped last. It has
     /// no readiness probe: the readiness of the pod is that of the application.
     pub(super) fn native_sidecar(&self) -> Value {
-        let mut container = self.sidecar_container();
+        let mut container = self.sidecar_with_options();
         container["restartPolicy"] = json!("Always");
         container
     }
 
     /// Builds a regular sidecar container. All containers receive SIGTERM at the same time: the sidecar
-    /// continues to serve requests of and to the application during the drain delay, and exits within the pod's
-    /// termination grace period.
-    pub(super) fn regular_container(&self) -> Value {
-        let mut container = self.sidecar_container();
+    /// continues to forward inbound and outbound requests of the application during the drain delay, and exits
+    /// within the pod's termination grace period.
+    pub(super) fn regular_sidecar(&self) -> Value {
+        let mut container = self.sidecar_with_options();
         if let Some(args) = container["args"].as_array_mut() {
             let drain_options =
                 ["--drain-delay", REGULAR_DRAIN_DELAY, "--drain-timeout", REGULAR_DRAIN_TIMEOUT];
             args.extend(drain_options.map(Value::from));
         }
+        // The pod is unready after three failures, 2 seconds apart.
         container["readinessProbe"] = http_probe("/readyz", 2, 3);
         container
     }
 
-    fn sidecar_container(&self) -> Value {
-        let mut container = self.base_container();
+    /// Builds the sidecar container with the arguments of the pod's options; common to native and regular sidecars.
+    fn sidecar_with_options(&self) -> Value {
+        let mut container = self.sidecar_without_options();
         let Some(args) = container["args"].as_array_mut() else { return container };
         if self.options.answers_dns {
             args.push(json!("--dns"));
         }
         if self.options.is_scraped {
-            // The annotation that exposes metrics is sufficient permission if no clients are configured.
+            // The pod's scrape annotation permits all clients to read its metrics, unless the mesh limits the clients.
             let clients = self.settings.metrics_from.clone().unwrap_or(ClientRanges::Any);
             args.push(format!("--metrics-from={clients}").into());
         }
@@ -103,7 +105,8 @@ impl SidecarInputs<'_> {
         container
     }
 
-    fn base_container(&self) -> Value {
+    /// Builds the sidecar container with the arguments that all pods have.
+    fn sidecar_without_options(&self) -> Value {
         json!({
             "name": PROXY_CONTAINER,
             "image": self.options.image,
@@ -124,6 +127,7 @@ impl SidecarInputs<'_> {
             "securityContext": restricted_context(PROXY_UID),
             // Allows 60 seconds for the start.
             "startupProbe": http_probe("/readyz", 1, 60),
+            // Restarts a sidecar that does not respond for 30 seconds.
             "livenessProbe": http_probe("/livez", 10, 3),
             "volumeMounts": [
                 {"name": STATE_VOLUME, "mountPath": "/var/lib/leno"},
@@ -165,8 +169,8 @@ pub(crate) fn restricted_context(user: u32) -> Value {
 /// token.
 pub(crate) fn sidecar_volumes() -> [Value; 2] {
     let token = json!({"serviceAccountToken": {
-        "audience": TOKEN_AUD,
-        "expirationSeconds": TOKEN_SECONDS,
+        "audience": TOKEN_AUDIENCE,
+        "expirationSeconds": TOKEN_LIFETIME_SECONDS,
         "path": TOKEN_PATH.rsplit('/').next(),
     }});
     [
@@ -219,4 +223,4 @@ const REGULAR_DRAIN_DELAY: &str = "5s";
 const REGULAR_DRAIN_TIMEOUT: &str = "20s";
 /// The lifetime of a service account token, in seconds. The kubelet renews the token when a fifth of its
 /// lifetime is left.
-const TOKEN_SECONDS: u32 = 3600;
+const TOKEN_LIFETIME_SECONDS: u32 = 3600;

@@ -25,7 +25,7 @@ pub struct Exclusions {
     /// Destination ranges that bypass the sidecar.
     pub outbound_ranges: BTreeSet<AddressRange>,
     /// The only destination ranges that go through the mesh; all ranges if it is empty.
-    pub included_ranges: BTreeSet<AddressRange>,
+    pub redirected_outbound_ranges: BTreeSet<AddressRange>,
     /// Network interfaces with traffic that is not redirected.
     pub interfaces: BTreeSet<String>,
 }
@@ -166,7 +166,10 @@ impl<'a> AnnotationSources<'a> {
         self.read_ports("outbound-port-exclusion-list", &mut exclusions.outbound_ports)?;
         self.read_ports("inbound-port-exclusion-list", &mut exclusions.inbound_ports)?;
         self.read_ranges("outbound-ip-range-exclusion-list", &mut exclusions.outbound_ranges)?;
-        self.read_ranges("outbound-ip-range-inclusion-list", &mut exclusions.included_ranges)?;
+        self.read_ranges(
+            "outbound-ip-range-inclusion-list",
+            &mut exclusions.redirected_outbound_ranges,
+        )?;
         self.read_interfaces("network-interface-exclusion-list", &mut exclusions.interfaces)
     }
 

@@ -124,7 +124,7 @@ impl ForeignMeshSettings {
             outbound_ports: reader.read_ports("outboundPortExclusionList"),
             inbound_ports: reader.read_ports("inboundPortExclusionList"),
             outbound_ranges: reader.read_ranges("outboundIPRangeExclusionList"),
-            included_ranges: reader.read_ranges("outboundIPRangeInclusionList"),
+            redirected_outbound_ranges: reader.read_ranges("outboundIPRangeInclusionList"),
             interfaces: reader.read_interfaces("networkInterfaceExclusionList"),
         };
         let ingress_gateway = reader.read_ingress_gateway();
@@ -342,7 +342,10 @@ mod tests {
         assert_eq!(exclusions.outbound_ports, BTreeSet::from([6379]));
         assert_eq!(exclusions.inbound_ports, BTreeSet::from([9000]));
         assert_eq!(exclusions.outbound_ranges, BTreeSet::from(["192.0.2.0/24".parse().unwrap()]));
-        assert_eq!(exclusions.included_ranges, BTreeSet::from(["10.0.0.0/8".parse().unwrap()]));
+        assert_eq!(
+            exclusions.redirected_outbound_ranges,
+            BTreeSet::from(["10.0.0.0/8".parse().unwrap()])
+        );
         assert_eq!(exclusions.interfaces, BTreeSet::from(["eth1".to_owned()]));
         let fields: Vec<_> = foreign
             .warnings

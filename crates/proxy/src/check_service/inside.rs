@@ -17,7 +17,7 @@ use crate::error::stream_error_reason;
 use crate::http::body::send_link_data;
 use crate::http::grpc::{GrpcCall, message};
 use crate::http::route::permitted_endpoints;
-use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
+use crate::link::{LinkHandle, LinkStream, ReceivedHead, ReceivedItem};
 use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Checkout, ConnectWait};
 use crate::worker::Worker;
@@ -129,8 +129,8 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
     loop {
         match stream.next().await.map_err(stream_error_reason)? {
             // An interim response (1xx) contains no result.
-            Incoming::Head { interim: true, .. } => {}
-            Incoming::Head { head: bytes, rejected, end, .. } => {
+            ReceivedItem::Head { interim: true, .. } => {}
+            ReceivedItem::Head { head: bytes, rejected, end, .. } => {
                 let mut head = ResponseHead::default();
                 match head.parse(&bytes, RequestKind::Other) {
                     Ok(ParseProgress::Complete(_)) => {}
@@ -152,13 +152,13 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
                     break;
                 }
             }
-            Incoming::Data { data, end } => {
+            ReceivedItem::Data { data, end } => {
                 message::append_part(&mut message_bytes, &data)?;
                 if end {
                     break;
                 }
             }
-            Incoming::Trailers(section) => {
+            ReceivedItem::Trailers(section) => {
                 call.record_trailers(&section);
                 break;
             }

@@ -18,7 +18,7 @@ use super::grpc::GrpcCall;
 use super::message::{MessageReader, MessageWriter, ReadError};
 use super::replay::{ReplayBuffer, ReplaySource};
 use crate::http2::stream::{OutgoingBody, ReceivedBody};
-use crate::link::{Incoming, LinkStream, StreamError};
+use crate::link::{LinkStream, ReceivedItem, StreamError};
 use crate::max_wait::poll_within;
 use crate::record::ExchangeRecord;
 
@@ -235,20 +235,20 @@ fn poll_link(
 ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
     while !*has_ended {
         match ready!(stream.poll_next(cx)) {
-            Ok(Incoming::Data { data, end }) => {
+            Ok(ReceivedItem::Data { data, end }) => {
                 *has_ended = end;
                 if !data.is_empty() {
                     return Poll::Ready(Ok(Some(BodyPiece::Data(data))));
                 }
             }
-            Ok(Incoming::Trailers(trailers)) => {
+            Ok(ReceivedItem::Trailers(trailers)) => {
                 *has_ended = true;
                 check_trailers(&trailers)?;
                 return Poll::Ready(Ok(Some(BodyPiece::Trailers(trailers))));
             }
             // A head with which the peer accepts a TCP connection. The link's state machine permits no head
             // after a final HTTP head.
-            Ok(Incoming::Head { end, .. }) => *has_ended = end,
+            Ok(ReceivedItem::Head { end, .. }) => *has_ended = end,
             Err(
                 StreamError::Broken
                 | StreamError::Denied

@@ -40,7 +40,7 @@ use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{OutgoingBody, ReceivedBody, RequestStream};
 use crate::io::Io;
-use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead, rejection_over_http1};
+use crate::link::{LinkHandle, LinkStream, ReceivedHead, ReceivedItem, rejection_over_http1};
 use crate::record::ExchangeRecord;
 use crate::session::Session;
 use crate::tcp::open_http2_tunnel;
@@ -433,7 +433,7 @@ async fn receive_response(
             let incoming =
                 stream_result.map_err(|error| response_path.stream_error_reason(error, stream))?;
             // The link's state machine permits no frame before a head.
-            let Incoming::Head { head: bytes, interim, rejected, end } = incoming else {
+            let ReceivedItem::Head { head: bytes, interim, rejected, end } = incoming else {
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = response_path.worker.response_heads.take_object();

@@ -20,7 +20,7 @@ use super::body::{BodyPiece, send_link_data};
 use super::route::{ResolvedRoute, permitted_endpoints};
 use crate::config_store::ConfigSnapshot;
 use crate::error::stream_error_reason;
-use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
+use crate::link::{LinkHandle, LinkStream, ReceivedHead, ReceivedItem};
 use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Checkout, ConnectWait};
 use crate::worker::Worker;
@@ -251,17 +251,17 @@ pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason>
     let (mut status, mut byte_count) = (0, 0_usize);
     while byte_count < MAX_RESPONSE_BYTES {
         match stream.next().await.map_err(stream_error_reason)? {
-            Incoming::Head { head: bytes, rejected: true, .. } => {
+            ReceivedItem::Head { head: bytes, rejected: true, .. } => {
                 return Err(parse_rejection(bytes));
             }
-            Incoming::Head { head, end, .. } => {
+            ReceivedItem::Head { head, end, .. } => {
                 status = parse_status(&head).ok_or(Reason::UpstreamMalformed)?;
                 if end {
                     break;
                 }
             }
-            Incoming::Data { end: true, .. } | Incoming::Trailers(_) => break,
-            Incoming::Data { data, .. } => byte_count = byte_count.saturating_add(data.len()),
+            ReceivedItem::Data { end: true, .. } | ReceivedItem::Trailers(_) => break,
+            ReceivedItem::Data { data, .. } => byte_count = byte_count.saturating_add(data.len()),
         }
     }
     Ok(status)

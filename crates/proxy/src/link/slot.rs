@@ -1,5 +1,5 @@
-//! The state of one stream inside its link: the queue of received heads, data and trailers, and the tasks that wait for
-//! the stream.
+//! A slot of a link: the state of one of its streams, with the queue of received items and the tasks that wait for them or
+//! for permission to send. An item is a head, data or trailers.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -8,22 +8,22 @@ use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::ResetCode;
 
-/// The state of one stream.
+/// The state of one stream in its link.
 #[derive(Default)]
 pub(super) struct StreamSlot {
-    /// The received heads, data and trailers that the reader has not taken.
-    pub(super) items: VecDeque<Incoming>,
+    /// The received items that the reader has not taken.
+    pub(super) items: VecDeque<ReceivedItem>,
     /// The task that waits for the next received item.
     pub(super) reader_waker: Option<Waker>,
-    /// The task that waits for credit or for room in the output.
+    /// The task that waits for credit of the stream, or for room in the output buffer of the link.
     pub(super) writer_waker: Option<Waker>,
-    /// True if the writer waits for the output of the whole link to drain.
+    /// True if the writer waits until the output buffer of the whole link is below its limit.
     pub(super) is_congested: bool,
     /// True if this sidecar has ended its direction of the stream.
     pub(super) local_ended: bool,
     /// True if the peer has ended its direction of the stream.
     pub(super) remote_ended: bool,
-    /// Set if the stream was reset by the peer, or lost with the connection.
+    /// The first error: the peer reset the stream, or the connection was lost. `None` without an error.
     pub(super) error: Option<StreamError>,
     /// The reason that the peer reports with its reset; used for metrics only.
     pub(super) reported_reason: Option<Reason>,
@@ -31,12 +31,25 @@ pub(super) struct StreamSlot {
 
 /// A received item of a stream: a head, data or trailers.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Incoming {
-    /// A response head. Interim heads (1xx) precede the final head. `rejected`: the peer's sidecar wrote the head. `end`:
-    /// the head ends the stream's direction.
-    Head { head: Bytes, interim: bool, rejected: bool, end: bool },
-    /// Body bytes. `end`: they end the stream's direction.
-    Data { data: Bytes, end: bool },
+pub(crate) enum ReceivedItem {
+    /// A response head.
+    Head {
+        /// The encoded head.
+        head: Bytes,
+        /// True if the status is 1xx: the final head follows.
+        interim: bool,
+        /// True if the peer's sidecar, not its application, wrote the head.
+        rejected: bool,
+        /// True if the head ends the stream's direction.
+        end: bool,
+    },
+    /// A piece of the body.
+    Data {
+        /// The bytes; may be empty if `end` is true.
+        data: Bytes,
+        /// True if the data ends the stream's direction.
+        end: bool,
+    },
     /// A trailer section; nothing follows it.
     Trailers(Bytes),
 }
@@ -58,22 +71,24 @@ pub(crate) enum StreamError {
 
 impl StreamSlot {
     /// Queues an item until the reader takes it.
-    pub(super) fn queue_item(&mut self, incoming: Incoming) {
-        self.remote_ended |= incoming.is_last();
-        match (self.items.back_mut(), incoming) {
+    pub(super) fn queue_item(&mut self, item: ReceivedItem) {
+        self.remote_ended |= item.is_last();
+        match (self.items.back_mut(), item) {
             // Empty data only ends the stream: the queued data ends it instead.
-            (Some(Incoming::Data { end, .. }), Incoming::Data { data, end: last })
-                if data.is_empty() =>
-            {
-                *end = last;
+            (
+                Some(ReceivedItem::Data { end: queued_end, .. }),
+                ReceivedItem::Data { data, end },
+            ) if data.is_empty() => {
+                *queued_end = end;
             }
-            (Some(Incoming::Data { data: queued, end }), Incoming::Data { data, end: last })
-                if queued.len() + data.len() <= MAX_JOINED_BYTES =>
-            {
+            (
+                Some(ReceivedItem::Data { data: queued, end: queued_end }),
+                ReceivedItem::Data { data, end },
+            ) if queued.len() + data.len() <= MAX_JOINED_BYTES => {
                 *queued = join_pieces(std::mem::take(queued), &data);
-                *end = last;
+                *queued_end = end;
             }
-            (_, incoming) => self.items.push_back(incoming),
+            (_, item) => self.items.push_back(item),
         }
         if let Some(waker) = self.reader_waker.take() {
             waker.wake();
@@ -97,7 +112,7 @@ impl StreamSlot {
     }
 }
 
-impl Incoming {
+impl ReceivedItem {
     /// True if the peer sends nothing after this item.
     fn is_last(&self) -> bool {
         match self {
@@ -107,11 +122,11 @@ impl Incoming {
     }
 }
 
-/// Joins two pieces of data into one allocation. Each received piece keeps its whole receive buffer alive, so
-/// that a peer that sends a window byte by byte to a slow reader would multiply memory use by a thousand.
-fn join_pieces(first: Bytes, data: &[u8]) -> Bytes {
+/// Joins two pieces of data into one allocation. Each received piece keeps its whole receive buffer alive. Without joining,
+/// a peer that sends a window byte by byte to a slow reader would multiply memory use by a thousand.
+fn join_pieces(first: Bytes, second: &[u8]) -> Bytes {
     let mut joined = BytesMut::from(first);
-    joined.extend_from_slice(data);
+    joined.extend_from_slice(second);
     joined.freeze()
 }
 
@@ -122,8 +137,8 @@ const MAX_JOINED_BYTES: usize = 16 * 1024;
 mod tests {
     use super::*;
 
-    fn data_item(bytes: &[u8], end: bool) -> Incoming {
-        Incoming::Data { data: Bytes::copy_from_slice(bytes), end }
+    fn data_item(bytes: &[u8], end: bool) -> ReceivedItem {
+        ReceivedItem::Data { data: Bytes::copy_from_slice(bytes), end }
     }
 
     #[test]
@@ -136,7 +151,7 @@ mod tests {
         assert_eq!(slot.items.len(), WINDOW / MAX_JOINED_BYTES);
         assert!(slot.remote_ended);
         let mut received = Vec::new();
-        while let Some(Incoming::Data { data, end }) = slot.items.pop_front() {
+        while let Some(ReceivedItem::Data { data, end }) = slot.items.pop_front() {
             received.extend_from_slice(&data);
             assert_eq!(end, slot.items.is_empty());
         }
@@ -149,10 +164,10 @@ mod tests {
         let mut slot = StreamSlot::default();
         let frame = Bytes::from(vec![7; MAX_JOINED_BYTES]);
         for _ in 0..2 {
-            slot.queue_item(Incoming::Data { data: frame.clone(), end: false });
+            slot.queue_item(ReceivedItem::Data { data: frame.clone(), end: false });
         }
-        let are_shared = slot.items.iter().all(|incoming| {
-            matches!(incoming, Incoming::Data { data, .. } if data.as_ptr() == frame.as_ptr())
+        let are_shared = slot.items.iter().all(|item| {
+            matches!(item, ReceivedItem::Data { data, .. } if data.as_ptr() == frame.as_ptr())
         });
         assert!(are_shared && slot.items.len() == 2);
     }

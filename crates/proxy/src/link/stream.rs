@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::{ResetCode, StreamId};
 
-use super::{Incoming, ReceivedHead, SharedLink, StreamError};
+use super::{ReceivedHead, ReceivedItem, SharedLink, StreamError};
 use crate::buffers::{self, BufferSize};
 use crate::http2::cancel;
 use crate::max_wait::poll_within;
@@ -26,7 +26,10 @@ impl LinkStream {
     }
 
     /// Polls for the next item. Taking data returns its credit to the sender.
-    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, StreamError>> {
+    pub(crate) fn poll_next(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<ReceivedItem, StreamError>> {
         let mut state = self.shared_link.state.borrow_mut();
         // Unreachable: the slot exists as long as this handle.
         let Some(slot) = state.slots.get_mut(&self.id) else {
@@ -34,7 +37,7 @@ impl LinkStream {
         };
         match slot.items.pop_front() {
             Some(incoming) => {
-                if let Incoming::Data { data, .. } = &incoming {
+                if let ReceivedItem::Data { data, .. } = &incoming {
                     // A stream's data is bounded by its window, far below `u32::MAX`.
                     let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
                     state.link.record_consumed(self.id, bytes);
@@ -55,7 +58,7 @@ impl LinkStream {
     }
 
     /// Waits for the next item.
-    pub(crate) async fn next(&self) -> Result<Incoming, StreamError> {
+    pub(crate) async fn next(&self) -> Result<ReceivedItem, StreamError> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
@@ -66,11 +69,11 @@ impl LinkStream {
             let mut state = self.shared_link.state.borrow_mut();
             let slot = state.slots.get_mut(&self.id).ok_or(StreamError::Broken)?;
             match slot.items.front() {
-                Some(Incoming::Head { head, interim: false, rejected, .. }) => {
+                Some(ReceivedItem::Head { head, interim: false, rejected, .. }) => {
                     return Ok(ReceivedHead { bytes: head.clone(), rejected: *rejected });
                 }
-                Some(Incoming::Head { interim: true, .. }) => drop(slot.items.pop_front()),
-                Some(Incoming::Data { .. } | Incoming::Trailers(_)) | None => {
+                Some(ReceivedItem::Head { interim: true, .. }) => drop(slot.items.pop_front()),
+                Some(ReceivedItem::Data { .. } | ReceivedItem::Trailers(_)) | None => {
                     return Err(StreamError::Broken);
                 }
             }

@@ -118,7 +118,7 @@ fn the_first_response_wins_and_the_other_attempt_is_canceled() {
         assert!(mesh.client.failure_counts().is_empty());
         // The slower attempt does not count as a failure.
         let slow_upstream = mesh.client.worker.upstream_for(&Arc::new(mesh.server_endpoint()));
-        assert_eq!(slow_upstream.load(None, Some(std::time::Instant::now())).in_progress, 0);
+        assert_eq!(slow_upstream.load(None, Some(std::time::Instant::now())).effective_requests, 0);
         // The connection continues to serve.
         assert_eq!(client.send_request(GET).await.body_text(), "two ");
     });

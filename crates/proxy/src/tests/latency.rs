@@ -17,7 +17,7 @@ use super::routes::{path_rule, routed_services};
 use crate::upstream::{ConnectWait, Upstream};
 
 const LONG: Duration = Duration::from_secs(1);
-/// The value of `EndpointLatency::latency_step` for a response time of [`LONG`].
+/// The value of `EndpointLatency::latency_log2` for a response time of [`LONG`].
 const LONG_STEP: u8 = 19;
 
 /// Returns the client's state of an endpoint.
@@ -26,13 +26,13 @@ fn client_upstream(mesh: &Mesh, endpoint: Endpoint) -> Rc<Upstream> {
 }
 
 /// Returns the latency step of an endpoint; `None` before the first measurement.
-fn latency_step(upstream: &Upstream) -> Option<u8> {
-    upstream.load(None, Some(Instant::now())).latency_step
+fn latency_log2(upstream: &Upstream) -> Option<u8> {
+    upstream.load(None, Some(Instant::now())).latency_log2
 }
 
 /// Returns the failure count of an endpoint; no request may be in progress.
 fn failure_count(upstream: &Upstream) -> u32 {
-    upstream.load(None, Some(Instant::now())).in_progress
+    upstream.load(None, Some(Instant::now())).effective_requests
 }
 
 /// Returns another endpoint at the same address: a single endpoint is not measured.
@@ -66,9 +66,9 @@ fn connection_setup_does_not_count_for_the_latency_of_an_endpoint() {
                 .is_ok()
         );
         connecting.record_response(200);
-        assert!(latency_step(&upstream) < Some(LONG_STEP));
+        assert!(latency_log2(&upstream) < Some(LONG_STEP));
         slow_attempt.record_response(200);
-        assert!(latency_step(&upstream) >= Some(LONG_STEP));
+        assert!(latency_log2(&upstream) >= Some(LONG_STEP));
     });
 }
 
@@ -79,14 +79,14 @@ fn a_single_endpoint_is_not_measured() {
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        assert_eq!(latency_step(&client_upstream(&mesh, mesh.server_endpoint())), None);
+        assert_eq!(latency_log2(&client_upstream(&mesh, mesh.server_endpoint())), None);
         let endpoints = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
         mesh.route_to(&endpoints);
         for _ in 0..16 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
         assert!(
-            endpoints.iter().any(|endpoint| latency_step(&client_upstream(
+            endpoints.iter().any(|endpoint| latency_log2(&client_upstream(
                 &mesh,
                 endpoint.clone()
             ))

@@ -29,7 +29,7 @@ pub(crate) struct OutlierMonitor {
     config_version: Cell<u64>,
     state: RefCell<MonitorState>,
     metrics: Rc<MetricsShard>,
-    /// The list of ejected endpoints, shared with the admin interface.
+    /// The list of ejected endpoints, shared with the admin endpoint.
     ejected_list: Arc<EjectedEndpoints>,
     /// The number of this monitor in `ejected_list`.
     monitor_number: u64,

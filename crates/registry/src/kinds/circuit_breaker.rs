@@ -10,7 +10,7 @@ use leno_model::{
 use super::outlier_detection::read_failure_classes;
 use super::response;
 use super::service_policy::{
-    read_duration_or, read_duration_within, read_limit, read_number_or, read_percent_or,
+    read_duration_or, read_duration_within, read_number_or, read_optional_limit, read_percent_or,
     read_targets,
 };
 use crate::field::Field;
@@ -48,10 +48,10 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
 fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
     let fields = field.read_fields(&["connections", "requests", "pending", "retries"])?;
     Some(CircuitLimits {
-        connections: read_limit(&fields, "connections", 1)?,
-        requests: read_limit(&fields, "requests", 1)?,
-        pending: read_limit(&fields, "pending", 1)?,
-        retries: read_limit(&fields, "retries", 0)?,
+        connections: read_optional_limit(&fields, "connections", 1)?,
+        requests: read_optional_limit(&fields, "requests", 1)?,
+        pending: read_optional_limit(&fields, "pending", 1)?,
+        retries: read_optional_limit(&fields, "retries", 0)?,
     })
 }
 
@@ -74,7 +74,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
         Some(field) => Some(read_slow_requests(field)?),
         None => None,
     };
-    let consecutive_failures = read_limit(&fields, "consecutiveFailures", 1)?;
+    let consecutive_failures = read_optional_limit(&fields, "consecutiveFailures", 1)?;
     let failure_threshold = match fields.find("percent") {
         None if slow_requests.is_some() || consecutive_failures.is_some() => {
             RequestThreshold::default()

@@ -1,5 +1,5 @@
 //! Reads the conditions on requests and callers in a `TagRoute` or `Lane`. A condition is an operator with its operand, such
-//! as `{prefix: beta}`; the model calls it a test.
+//! as `{prefix: beta}`; the model calls it a test. Functions return `None` for an invalid field that they have rejected.
 
 use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
 
@@ -15,14 +15,14 @@ pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
         Some(path) => read_path(path),
         None => Some(PathMatch::Any),
     };
-    let headers = fields.find("headers").map(read_headers);
-    let read_tests_in = |key: &str| fields.find(key).map(read_tests).unwrap_or_default();
+    let headers = fields.find("headers").map(read_header_conditions);
+    let read_conditions_in = |key: &str| fields.find(key).map(read_conditions).unwrap_or_default();
     Some(TagMatch {
         path: path?,
-        methods: fields.read_each("methods", MAX_LIST, read_method),
+        methods: fields.read_each("methods", MAX_LIST_LENGTH, read_method),
         headers: headers.unwrap_or_default(),
-        query: read_tests_in("queryParams"),
-        cookies: read_tests_in("cookies"),
+        query: read_conditions_in("queryParams"),
+        cookies: read_conditions_in("cookies"),
         ..TagMatch::default()
     })
 }
@@ -52,52 +52,55 @@ fn read_method(field: &Field<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Reads header conditions with lower-case names.
-fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
-    let mut tests = read_tests(field);
+/// Reads conditions on headers, and converts the names of the headers to lower case.
+fn read_header_conditions(field: &Field<'_>) -> Vec<FieldTest> {
+    let mut conditions = read_conditions(field);
     let mut preceding_names: Vec<String> = Vec::new();
-    for test in &mut tests {
-        let Some(name) = read_header_name(field, &test.name) else { continue };
+    for condition in &mut conditions {
+        let Some(name) = read_header_name(field, &condition.name) else { continue };
         if preceding_names.contains(&name) {
             field.reject(format!("{name} is defined twice"), "remove one of the two");
         }
         preceding_names.push(name.clone());
-        test.name = name;
+        condition.name = name;
     }
-    tests
+    conditions
 }
 
 /// Reads a map from names to conditions.
-pub(super) fn read_tests(field: &Field<'_>) -> Vec<FieldTest> {
+pub(super) fn read_conditions(field: &Field<'_>) -> Vec<FieldTest> {
     let entries = field.read_entries().unwrap_or_default();
-    if entries.len() > MAX_LIST {
-        field.reject(format!("has {} entries", entries.len()), format!("use at most {MAX_LIST}"));
+    if entries.len() > MAX_LIST_LENGTH {
+        field.reject(
+            format!("has {} entries", entries.len()),
+            format!("use at most {MAX_LIST_LENGTH}"),
+        );
         return Vec::new();
     }
     let read_entry = |(name, value): (&str, Field<'_>)| {
-        Some(FieldTest { name: name.to_owned(), test: read_test(&value)? })
+        Some(FieldTest { name: name.to_owned(), test: read_condition(&value)? })
     };
     entries.into_iter().filter_map(read_entry).collect()
 }
 
-/// Reads one operator with its operand; a plain text means `exact`.
-fn read_test(field: &Field<'_>) -> Option<ValueTest> {
+/// Reads one operator with its operand. A plain string, as in `x-user: alice`, means `exact`.
+fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     if let NodeValue::Text(text) = field.value() {
         let texts = vec![text.clone()];
         return Some(ValueTest::Text { relation: TextRelation::Exact, texts, ignore_case: false });
     }
-    let supported_fields: Vec<&str> = OPERATORS.iter().copied().chain(["ignoreCase"]).collect();
-    let fields = field.read_fields(&supported_fields)?;
+    let supported_keys: Vec<&str> = OPERATORS.iter().copied().chain(["ignoreCase"]).collect();
+    let fields = field.read_fields(&supported_keys)?;
     let key = require_exactly_one_key(&fields, OPERATORS)?;
     let value = fields.find(key)?;
     let ignore_case = match fields.find("ignoreCase") {
         Some(field) => field.read_boolean()?,
         None => false,
     };
-    let read_text_test = |relation| {
+    let read_text_condition = |relation| {
         let texts = match relation {
             TextRelation::In => {
-                value.read_each(MAX_LIST, |text| Some(text.read_text()?.to_owned()))
+                value.read_each(MAX_LIST_LENGTH, |text| Some(text.read_text()?.to_owned()))
             }
             TextRelation::Regex if ignore_case => vec![format!("(?i:{})", value.read_regex()?)],
             TextRelation::Regex => vec![value.read_regex()?],
@@ -107,11 +110,11 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
             value.reject("is empty, and matches no request", "list at least one text");
             return None;
         }
-        // An expression contains the flag `i` already.
+        // The regular expression has the flag `i` already: `(?i:…)`.
         let ignore_case = ignore_case && relation != TextRelation::Regex;
         Some(ValueTest::Text { relation, texts, ignore_case })
     };
-    let read_number_test = |relation| {
+    let read_number_condition = |relation| {
         if let Some(field) = fields.find("ignoreCase") {
             field.reject("is not supported for numbers", "remove it");
             return None;
@@ -119,15 +122,16 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
         Some(ValueTest::Number { relation, bound: value.read_integer()? })
     };
     match key {
-        "exact" => read_text_test(TextRelation::Exact),
-        "prefix" => read_text_test(TextRelation::Prefix),
-        "regex" => read_text_test(TextRelation::Regex),
-        "in" => read_text_test(TextRelation::In),
-        "not" => read_text_test(TextRelation::NotEqual),
-        "above" => read_number_test(NumberRelation::GreaterThan),
-        "atLeast" => read_number_test(NumberRelation::AtLeast),
-        "below" => read_number_test(NumberRelation::LessThan),
-        "atMost" => read_number_test(NumberRelation::AtMost),
+        "exact" => read_text_condition(TextRelation::Exact),
+        "prefix" => read_text_condition(TextRelation::Prefix),
+        "regex" => read_text_condition(TextRelation::Regex),
+        "in" => read_text_condition(TextRelation::In),
+        "not" => read_text_condition(TextRelation::NotEqual),
+        "above" => read_number_condition(NumberRelation::GreaterThan),
+        "atLeast" => read_number_condition(NumberRelation::AtLeast),
+        "below" => read_number_condition(NumberRelation::LessThan),
+        "atMost" => read_number_condition(NumberRelation::AtMost),
+        // Only `present` remains of the operators.
         _ => Some(if value.read_boolean()? { ValueTest::Present } else { ValueTest::Absent }),
     }
 }
@@ -160,4 +164,4 @@ const PATH_KEYS: &[&str] = &["exact", "prefix", "regex"];
 const OPERATORS: &[&str] =
     &["exact", "prefix", "regex", "in", "not", "above", "atLeast", "below", "atMost", "present"];
 /// Maximum number of conditions, methods or texts in a list or map.
-const MAX_LIST: usize = 256;
+const MAX_LIST_LENGTH: usize = 256;

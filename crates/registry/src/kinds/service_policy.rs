@@ -1,5 +1,5 @@
-//! Reads service policies by calling the module of the policy's kind. The functions for targets, durations, numbers and
-//! shares are used by several of these modules.
+//! Reads service policies by calling the module of the policy's kind. Several of these modules use the functions for
+//! targets, durations, numbers and shares. Functions return `None` for an invalid field that they have rejected.
 
 use std::time::Duration;
 
@@ -58,6 +58,7 @@ pub(super) fn read(
             let (scope, rule) = load_balancing::read(&name.namespace, spec)?;
             (scope, ServiceRule::LoadBalancing(rule))
         }
+        // A warm-up is the slow start of new endpoints, which is a setting of load balancing.
         ServicePolicyKind::TrafficWarmup => {
             let (scope, rule) = traffic_warmup::read(&name, spec)?;
             (scope, ServiceRule::LoadBalancing(rule))
@@ -75,6 +76,7 @@ pub(super) fn read(
             (scope, ServiceRule::RequestCheck(RequestCheck::Authorization(Box::new(rule))))
         }
     };
+    // A document has no creation time; for objects of a cluster, the creation time is set later.
     Some(ServicePolicy { name, scope, rule, created: 0 })
 }
 
@@ -125,25 +127,25 @@ pub(super) fn read_duration_within(
     max: Duration,
 ) -> Option<Duration> {
     let (lower, upper) = (format_duration(min), format_duration(max));
-    let example = format_duration(DURATION_EXAMPLE.clamp(min, max));
-    let bounds = format!("use a time with a unit, from {lower} to {upper}, such as \"{example}\"");
-    let duration = field.read_with(parse_duration, "a duration", &bounds)?;
+    let example = format_duration(EXAMPLE_DURATION.clamp(min, max));
+    let hint = format!("use a time with a unit, from {lower} to {upper}, such as \"{example}\"");
+    let duration = field.read_with(parse_duration, "a duration", &hint)?;
     if !(min..=max).contains(&duration) {
-        field.reject(format!("{} is out of range", field.quoted_value()), bounds);
+        field.reject(format!("{} is out of range", field.quoted_value()), hint);
         return None;
     }
     Some(duration)
 }
 
-/// Formats a duration as in documents, in the largest unit that divides it.
+/// Formats a duration in the syntax of documents, such as `90s`, in the largest unit that divides it.
 fn format_duration(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
-    let largest_unit = units
-        .into_iter()
-        .find(|(length, _)| milliseconds >= *length && milliseconds.is_multiple_of(*length));
-    let (length, symbol) = largest_unit.unwrap_or((1, "ms"));
-    format!("{}{symbol}", milliseconds / length)
+    let largest_unit = units.into_iter().find(|(unit_milliseconds, _)| {
+        milliseconds >= *unit_milliseconds && milliseconds.is_multiple_of(*unit_milliseconds)
+    });
+    let (unit_milliseconds, symbol) = largest_unit.unwrap_or((1, "ms"));
+    format!("{}{symbol}", milliseconds / unit_milliseconds)
 }
 
 /// Reads a duration from `min` to `max`, or returns `default` if the field is absent.
@@ -174,8 +176,12 @@ pub(super) fn read_number_or(
     }
 }
 
-/// Reads an optional limit of at least `min`; `Some(None)` if the field is absent.
-pub(super) fn read_limit(fields: &MapFields<'_>, key: &str, min: u32) -> Option<Option<u32>> {
+/// Reads an optional limit of at least `min`: `Some(None)` if the field is absent, and `None` if it is invalid.
+pub(super) fn read_optional_limit(
+    fields: &MapFields<'_>,
+    key: &str,
+    min: u32,
+) -> Option<Option<u32>> {
     match fields.find(key) {
         Some(field) => field.read_number(min, u32::MAX).map(Some),
         None => Some(None),
@@ -193,7 +199,7 @@ pub(super) fn read_percent_or(
     u8::try_from(number).ok()
 }
 
-/// Reads a decimal from 0 to 1 with at most six decimals, in parts per million.
+/// Reads a number from 0 to 1 with at most six decimal places, in parts per million.
 pub(super) fn read_share(field: &Field<'_>) -> Option<u32> {
     let share_ppm = match field.value() {
         NodeValue::Number(text) => parse_share_ppm(text),
@@ -208,7 +214,7 @@ pub(super) fn read_share(field: &Field<'_>) -> Option<u32> {
     share_ppm
 }
 
-/// Parses a decimal from 0 to 1 into parts per million.
+/// Parses a number from 0 to 1 into parts per million; `None` if it is invalid or has more than six decimal places.
 fn parse_share_ppm(text: &str) -> Option<u32> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -224,7 +230,7 @@ fn parse_share_ppm(text: &str) -> Option<u32> {
 /// Maximum number of targets per policy.
 const MAX_TARGETS: usize = 16;
 /// The duration that messages give as an example, unless a field's bounds exclude it.
-const DURATION_EXAMPLE: Duration = Duration::from_secs(5);
+const EXAMPLE_DURATION: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -235,7 +241,7 @@ mod tests {
         let milliseconds = Duration::from_millis;
         for (min, max) in [(1, 100), (1_000, 86_400_000), (10_000, 3_600_000), (1_500, 2_500)] {
             let example =
-                format_duration(DURATION_EXAMPLE.clamp(milliseconds(min), milliseconds(max)));
+                format_duration(EXAMPLE_DURATION.clamp(milliseconds(min), milliseconds(max)));
             let parsed = parse_duration(&example).unwrap();
             assert!((milliseconds(min)..=milliseconds(max)).contains(&parsed), "{example}");
             for bound in [min, max] {

@@ -11,7 +11,7 @@ use leno_model::{
 
 use super::ObjectMetadata;
 use super::http_route::read_header_name;
-use super::request_condition::{read_match, read_tests, require_exactly_one_key};
+use super::request_condition::{read_conditions, read_match, require_exactly_one_key};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
@@ -174,7 +174,7 @@ fn read_caller_match(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch>
         Some(field) => Some(ServiceName { namespace, name: field.read_label()? }),
         None => None,
     };
-    let tags = fields.find("tags").map(read_tests).unwrap_or_default();
+    let tags = fields.find("tags").map(read_conditions).unwrap_or_default();
     if service.is_none() && tags.is_empty() {
         field.reject("is empty", "name a `service` or `tags`, or remove it");
         return None;

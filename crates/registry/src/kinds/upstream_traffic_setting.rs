@@ -12,7 +12,7 @@ use super::circuit_breaker::{
     read_slow_threshold,
 };
 use super::response::read_body;
-use super::service_policy::{read_duration_within, read_limit, read_share};
+use super::service_policy::{read_duration_within, read_optional_limit, read_share};
 use super::upstream_rate_limit::{self, BurstMeaning};
 use crate::field::{Field, MapFields};
 
@@ -45,7 +45,7 @@ fn read_connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
     if let Some(field) = fields.find("tcp") {
         let tcp_fields = field.read_fields(&["maxConnections", "connectTimeout"])?;
         circuit_breaker.limits.connections =
-            read_limit(&tcp_fields, "maxConnections", 0)?.filter(is_bounded);
+            read_optional_limit(&tcp_fields, "maxConnections", 0)?.filter(is_bounded);
         if let Some(field) = tcp_fields.find("connectTimeout") {
             circuit_breaker.connect_timeout = Some(read_connect_timeout(field)?);
         }
@@ -70,7 +70,9 @@ fn read_http_settings(field: &Field<'_>, circuit_breaker: &mut CircuitBreaker) -
         "circuitBreaking",
     ])?;
     // The default of the schema is the largest number, which means "no limit" and is accepted.
-    if read_limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|max| is_bounded(&max)) {
+    if read_optional_limit(&fields, "maxRequestsPerConnection", 0)?
+        .is_some_and(|max| is_bounded(&max))
+    {
         fields.reject_unsupported(
             "maxRequestsPerConnection",
             "is not supported: requests to an endpoint share one link",
@@ -78,9 +80,9 @@ fn read_http_settings(field: &Field<'_>, circuit_breaker: &mut CircuitBreaker) -
         );
     }
     let limits = &mut circuit_breaker.limits;
-    limits.requests = read_limit(&fields, "maxRequests", 0)?.filter(is_bounded);
-    limits.pending = read_limit(&fields, "maxPendingRequests", 1)?.filter(is_bounded);
-    limits.retries = read_limit(&fields, "maxRetries", 0)?.filter(is_bounded);
+    limits.requests = read_optional_limit(&fields, "maxRequests", 0)?.filter(is_bounded);
+    limits.pending = read_optional_limit(&fields, "maxPendingRequests", 1)?.filter(is_bounded);
+    limits.retries = read_optional_limit(&fields, "maxRetries", 0)?.filter(is_bounded);
     if let Some(field) = fields.find("circuitBreaking") {
         let (trip, response) = read_circuit_breaking(field)?;
         (circuit_breaker.trip, circuit_breaker.response) = (Some(trip), response);

@@ -32,15 +32,15 @@ table! {
     REJECTED_OBJECTS "leno_control_rejected_objects" Gauge []
         "Objects currently rejected.";
     CONDITIONS "leno_control_conditions" Gauge ["kind"]
-        "Conditions that currently break traffic, as listed by `leno status`.";
+        "Problems that currently break traffic, as `leno status` lists them.";
     CHANGES "leno_control_changes_total" Counter []
         "Configuration changes received.";
     SNAPSHOTS_COMPILED "leno_control_snapshots_compiled_total" Counter []
         "Snapshots compiled because an object that the proxy uses may have changed.";
     PUSHES "leno_control_pushes_total" Counter []
-        "Snapshots pushed because they differed from the last one pushed to the proxy.";
+        "Configurations sent to a proxy because they differ from its last one, counted for each proxy.";
     UPDATES_APPLIED "leno_control_updates_applied_total" Counter []
-        "Updates that proxies applied (ACK).";
+        "Updates that proxies applied (ACK). One update may combine several pushes.";
     UPDATES_REJECTED "leno_control_updates_rejected_total" Counter []
         "Updates that proxies rejected (NACK).";
     SENT "leno_control_sent_bytes_total" Counter []
@@ -164,11 +164,11 @@ pub(crate) const UNAVAILABLE_METRICS: &[(&str, &str)] = &[
     ),
     (
         "http_response_total",
-        "the few requests of the kubelet, Prometheus and the page are not counted",
+        "the few requests of the kubelet, Prometheus and the web page are not counted",
     ),
     (
         "http_response_duration",
-        "the few requests of the kubelet, Prometheus and the page are not timed",
+        "the few requests of the kubelet, Prometheus and the web page are not timed",
     ),
     ("feature_flag_enabled", "there are no feature flags"),
     (

@@ -70,7 +70,7 @@ Metrics contain the services and accounts that a workload calls, and mutual TLS 
 |---|---|
 | probes only | the default |
 | Prometheus scrapes some pods | annotate them, or their namespace, `leno.dev/metrics: enabled` |
-| Prometheus scrapes from known addresses only | also `leno install --metrics-from 10.1.2.0/24` (with Helm `metricsFrom`), and restart the pods |
+| Prometheus scrapes from known addresses only | the annotation, and `leno install --metrics-from 10.1.2.0/24` (with Helm `metricsFrom`), and restart the pods |
 | Prometheus scrapes gateways | `leno install --metrics-from any`, or with a list |
 | no scraping | push metrics with [`spec.metrics`](tracing.md#metrics-by-otlp) |
 
@@ -116,7 +116,7 @@ const REFERENCE_SECTIONS: &str = r#"
 | `grpc_status` | the status of a gRPC call, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for undefined numbers; absent for other protocols, and for a call without a response |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `fault` | the injected fault: `delay` or `abort` |
-| `result` | the result of an attempt: `ok`, `failed` or `timeout`; of a mirrored request: `responded`, `failed` or `dropped`; of spans, data points and log records: `exported`, `overflowed` (the queue was full) or `rejected` (the collector is unavailable or rejected them); of JWKS fetches: `changed`, `unchanged` or `failed` |
+| `result` | the result of an attempt: `ok`, `failed` or `timeout`; of a mirrored request: `responded`, `failed` or `dropped`; of spans, data points and log records: `exported`, `overflowed` (the queue was full) or `rejected` (the collector is unavailable or rejected them); of JWKS fetches: `changed`, `unchanged` or `failed`; of health checks: `ok`, `failed` or `unknown`; of external checks: `allowed`, `denied`, `failed` or `failure-mode-allowed`; of DNS queries: `answered`, `forwarded` or `failed` |
 | `source` | `pool`: a reused connection; `new`: opened for the request |
 | `table` | the table of a sidecar that was full: `unknown-services` (names of services that do not exist), `services`, `addresses` (of redirected connections), `names` (resolved by DNS) or `service-addresses` (allocated by `leno up --netns`) |
 | `to` | the new state of a circuit breaker: `open` or `closed` |
@@ -125,7 +125,7 @@ const REFERENCE_SECTIONS: &str = r#"
 | `rule_name` | its name; `other` for the rules beyond the first 1023 that matched in this process |
 | `rule` | the rule: its name, otherwise its index from 0; empty for a `TrafficTarget` and for requests that a circuit breaker rejects ([which decisions count](observability.md#rules-that-decide)) |
 | `version` | the version of Leno |
-| `kind` | the kind of a condition, such as `listener-closed` |
+| `kind` | the kind of a problem, such as `listener-closed` |
 | `state` | of JWKS endpoints and files: `all`, those whose last fetch failed (`failing`), those without valid keys (`without-keys`) |
 | `queue` | the queue: `updates` of files, `events` of proxies, `queries` (of operators), `signatures`, `pending` (proxies with a pending push), `pushes` (pushes that a proxy has not applied) |
 

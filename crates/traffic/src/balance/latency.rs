@@ -59,7 +59,7 @@ impl EndpointLatency {
     /// Returns the binary logarithm of the expected latency in microseconds, below 25; `None` if the latency is
     /// unknown. Differences of less than a factor of two are noise, and must not direct all requests to one endpoint.
     #[must_use]
-    pub fn latency_step(&self, now: Duration) -> Option<u8> {
+    pub fn latency_log2(&self, now: Duration) -> Option<u8> {
         let step = (self.decayed_average(now) >> SCALE_BITS).max(MIN_LATENCY_MICROS).ilog2();
         (self.average > 0).then_some(u8::try_from(step).unwrap_or(0))
     }

@@ -1,5 +1,5 @@
-//! Compares the load of candidates, which consists of requests in progress, response time and weight. The algorithms
-//! that prefer less loaded endpoints use it.
+//! Compares the load of candidates for a request. A load consists of requests in progress, response time and weight.
+//! Power of two choices and other algorithms that prefer less loaded endpoints compare loads.
 
 use leno_model::Weight;
 
@@ -7,19 +7,19 @@ use leno_model::Weight;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
     /// Requests in progress plus consecutive failures, each of which counts like a request.
-    pub in_progress: u32,
-    /// The logarithmic response time from
-    /// [`EndpointLatency::latency_step`](super::EndpointLatency::latency_step); absent if unknown.
-    pub latency_step: Option<u8>,
-    /// The weight; absent if all weights are equal.
+    pub effective_requests: u32,
+    /// The binary logarithm of the response time in microseconds, from
+    /// [`EndpointLatency::latency_log2`](super::EndpointLatency::latency_log2); `None` if unknown.
+    pub latency_log2: Option<u8>,
+    /// The weight; `None` if all endpoints have the same weight.
     pub weight: Option<Weight>,
 }
 
 impl Load {
     /// Creates the load of a candidate without known response time and weight.
     #[must_use]
-    pub const fn from_requests(in_progress: u32) -> Self {
-        Self { in_progress, latency_step: None, weight: None }
+    pub const fn from_requests(effective_requests: u32) -> Self {
+        Self { effective_requests, latency_log2: None, weight: None }
     }
 
     /// True if this candidate is expected to respond to the next request sooner than the other: the product of
@@ -27,30 +27,32 @@ impl Load {
     /// two response times count as equal.
     #[must_use]
     pub fn is_less_than(self, other: Self) -> bool {
-        let steps = self.latency_step.zip(other.latency_step);
+        let latencies = self.latency_log2.zip(other.latency_log2);
         if self.weight.is_none() && other.weight.is_none() {
-            return match steps {
-                None => self.in_progress < other.in_progress,
-                Some((own_step, other_step)) => {
-                    self.request_count() << own_step < other.request_count() << other_step
+            return match latencies {
+                None => self.effective_requests < other.effective_requests,
+                Some((own_log2, other_log2)) => {
+                    self.count_with_next() << own_log2 < other.count_with_next() << other_log2
                 }
             };
         }
-        let (own_step, other_step) = steps.unwrap_or_default();
+        // Without both response times, neither load is shifted.
+        let (own_log2, other_log2) = latencies.unwrap_or_default();
         let (own_weight, other_weight) = (self.effective_weight(), other.effective_weight());
-        (self.weighted_load(own_weight) << own_step) * other_weight
-            < (other.weighted_load(other_weight) << other_step) * own_weight
+        (self.weighted_load(own_weight) << own_log2) * other_weight
+            < (other.weighted_load(other_weight) << other_log2) * own_weight
     }
 
     /// Returns the number of requests in progress, including the next request. At most 2^32.
-    fn request_count(self) -> u64 {
-        u64::from(self.in_progress) + 1
+    fn count_with_next(self) -> u64 {
+        u64::from(self.effective_requests) + 1
     }
 
     /// Returns the requests in progress, scaled so that the next request counts as this weight. Idle candidates thus
     /// have equal loads, because the random choice already considers the weights. Below 2^28.
     fn weighted_load(self, weight: u64) -> u64 {
-        u64::from(self.in_progress.min(MAX_IN_PROGRESS)) * u64::from(Weight::DEFAULT) + weight
+        u64::from(self.effective_requests.min(MAX_WEIGHTED_REQUESTS)) * u64::from(Weight::DEFAULT)
+            + weight
     }
 
     /// Returns the weight, or the default weight if it is absent.
@@ -59,9 +61,9 @@ impl Load {
     }
 }
 
-/// The maximum number of requests in progress that is compared by weight. With steps below 2^5 and weights below 2^10,
-/// no product overflows.
-const MAX_IN_PROGRESS: u32 = (1 << 20) - 1;
+/// The maximum number of requests in progress that is compared by weight, so that weighted loads are below 2^28. Shifted by
+/// a latency of at most 24 and multiplied by a weight below 2^10, they are below 2^62 and do not overflow.
+const MAX_WEIGHTED_REQUESTS: u32 = (1 << 20) - 1;
 
 #[cfg(test)]
 mod tests {
@@ -69,13 +71,13 @@ mod tests {
 
     use super::*;
 
-    fn test_load(in_progress: u32, step: Option<u8>, weight: u16) -> Load {
-        Load { in_progress, latency_step: step, weight: Weight::new(weight) }
+    fn test_load(effective_requests: u32, latency_log2: Option<u8>, weight: u16) -> Load {
+        Load { effective_requests, latency_log2, weight: Weight::new(weight) }
     }
 
     #[test]
     fn requests_in_progress_count_by_response_time() {
-        let load = |(in_progress, step)| test_load(in_progress, step, 0);
+        let load = |(request_count, latency)| test_load(request_count, latency, 0);
         for (left, right, is_less) in [
             ((1, None), (2, None), true),
             ((2, None), (2, None), false),
@@ -117,7 +119,8 @@ mod tests {
             let first_load = test_load(first.0, Some(first.1), first_weight);
             let second_load = test_load(second.0, Some(second.1), second_weight);
             prop_assert!(!(first_load.is_less_than(second_load) && second_load.is_less_than(first_load)));
-            let busier_load = Load { in_progress: first_load.in_progress.saturating_add(added_requests), ..first_load };
+            let busier_requests = first_load.effective_requests.saturating_add(added_requests);
+            let busier_load = Load { effective_requests: busier_requests, ..first_load };
             prop_assert!(!busier_load.is_less_than(first_load));
             prop_assert!(first_load.is_less_than(second_load) || !busier_load.is_less_than(second_load));
         }

@@ -13,7 +13,7 @@ use crate::pattern::{
 };
 use crate::query::{all_parameters, may_be_named, normalize_rule_parameter, possible_values};
 use crate::request::RequestView;
-use crate::rule_index::{IndexCondition, IndexedAttribute, whole_elements};
+use crate::rule_index::{IndexCondition, IndexedAttribute, common_whole_elements};
 use crate::variant::{
     Parameters, PathVariants, any_listed_value, any_value, bare_value, folded_case, host_readings,
     is_equal_folded, normalize_rule_path,
@@ -352,7 +352,7 @@ fn parameter_handling(rule_path: &str) -> Parameters {
 
 /// Returns the normalized whole elements that all texts with this prefix begin with; `None` if there are none.
 fn normalized_elements(prefix: &str) -> Option<Box<str>> {
-    let elements = normalize_rule_path(whole_elements(prefix)?, Parameters::Dropped);
+    let elements = normalize_rule_path(common_whole_elements(prefix)?, Parameters::Dropped);
     (elements != "/").then(|| elements.into())
 }
 

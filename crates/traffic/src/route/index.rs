@@ -81,7 +81,7 @@ impl RouteIndex {
 
     /// Returns the first match in the groups of the path's prefixes, the longest first.
     fn find_by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.prefixes.find_longest(request.path, |group| group.find_except_path(request))
+        self.prefixes.find_longest_accepted(request.path, |group| group.find_except_path(request))
     }
 }
 

@@ -1,8 +1,9 @@
-//! An index of path prefixes that consist of whole elements: finds all prefixes of a path with one lookup per length.
+//! An index of path prefixes: finds all prefixes of a path with one lookup per length. Each prefix consists of whole path
+//! elements, the texts between slashes. `/a/b` is a prefix of `/a/b` and `/a/b/c`, not of `/a/bc`.
 
 use rustc_hash::FxHashMap;
 
-/// Values by path prefix. Each prefix consists of whole path elements.
+/// Values by path prefix. Each prefix consists of whole path elements, and ends before the slash of the next element.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixIndex<T> {
     values: FxHashMap<Box<[u8]>, T>,
@@ -12,18 +13,19 @@ pub(crate) struct PrefixIndex<T> {
 
 impl<T> PrefixIndex<T> {
     /// Builds the index from distinct prefixes.
-    pub(crate) fn from_prefixes(values: impl Iterator<Item = (Box<str>, T)>) -> Self {
+    pub(crate) fn from_prefixes(entries: impl Iterator<Item = (Box<str>, T)>) -> Self {
         let values: FxHashMap<Box<[u8]>, T> =
-            values.map(|(prefix, value)| (prefix.into_boxed_bytes(), value)).collect();
+            entries.map(|(prefix, value)| (prefix.into_boxed_bytes(), value)).collect();
         let mut lengths: Vec<usize> = values.keys().map(|prefix| prefix.len()).collect();
         lengths.sort_unstable_by(|first, second| second.cmp(first));
         lengths.dedup();
         Self { values, lengths: lengths.into() }
     }
 
-    /// Returns the first result of `select` over the values of a path's prefixes, the longest first.
+    /// Calls `select` with the value of each prefix of a path, the longest first, until it returns a result. `None` if
+    /// `select` accepts no value.
     #[inline]
-    pub(crate) fn find_longest<'a, R>(
+    pub(crate) fn find_longest_accepted<'a, R>(
         &'a self,
         path: &str,
         mut select: impl FnMut(&'a T) -> Option<R>,
@@ -42,10 +44,14 @@ impl<T> PrefixIndex<T> {
         None
     }
 
-    /// Calls `on_value` with the value of each prefix of a normalized path. A prefix may end at an element boundary or
-    /// before a dot.
+    /// Calls `on_value` with the value of each prefix of a normalized path, the longest first. A prefix may also end before
+    /// a dot, because applications may read `/a.json` as `/a`.
     #[inline]
-    pub(crate) fn for_each_interpreted<'a>(&'a self, path: &str, mut on_value: impl FnMut(&'a T)) {
+    pub(crate) fn for_each_prefix_or_stem<'a>(
+        &'a self,
+        path: &str,
+        mut on_value: impl FnMut(&'a T),
+    ) {
         let path = path.as_bytes();
         for length in &self.lengths {
             let Some((prefix, remainder)) = path.split_at_checked(*length) else { continue };
@@ -60,7 +66,7 @@ impl<T> PrefixIndex<T> {
     /// Calls `on_value` with the value of each prefix of a path, the longest first.
     #[inline]
     pub(crate) fn for_each_prefix<'a>(&'a self, path: &str, mut on_value: impl FnMut(&'a T)) {
-        self.find_longest(path, |value| {
+        self.find_longest_accepted(path, |value| {
             on_value(value);
             None::<()>
         });
@@ -73,8 +79,9 @@ impl<T> Default for PrefixIndex<T> {
     }
 }
 
-/// Returns the whole elements that all paths with this textual prefix have in common; `None` if there are none.
-pub(crate) fn whole_elements(prefix: &str) -> Option<&str> {
+/// Returns the whole elements with which all paths with this textual prefix begin: `/a` for `/a/b`, because `/a/bc` has the
+/// textual prefix as well. `None` if there are none.
+pub(crate) fn common_whole_elements(prefix: &str) -> Option<&str> {
     let (elements, _) = prefix.rsplit_once('/')?;
     (!elements.is_empty()).then_some(elements)
 }
@@ -105,16 +112,16 @@ mod tests {
             let mut found_prefixes = Vec::new();
             index.for_each_prefix(&path, |prefix| found_prefixes.push(*prefix));
             prop_assert_eq!(&found_prefixes, &expected);
-            let first_prefix = index.find_longest(&path, |prefix| prefix.contains('a').then_some(*prefix));
+            let first_prefix = index.find_longest_accepted(&path, |prefix| prefix.contains('a').then_some(*prefix));
             prop_assert_eq!(first_prefix, expected.into_iter().find(|prefix| prefix.contains('a')));
         }
 
         #[test]
         fn a_path_with_a_textual_prefix_has_its_whole_elements(text in any_path(), suffix in any_path()) {
-            if let Some(elements) = whole_elements(&text) {
+            if let Some(elements) = common_whole_elements(&text) {
                 let index = PrefixIndex::from_prefixes(std::iter::once((elements.into(), ())));
                 let path = [text.as_str(), &suffix].concat();
-                prop_assert!(index.find_longest(&path, Some).is_some());
+                prop_assert!(index.find_longest_accepted(&path, Some).is_some());
             }
         }
     }

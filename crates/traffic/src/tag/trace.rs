@@ -14,9 +14,9 @@ pub struct TagOutcome {
     /// The share of requests with this result, which is its probability; from 0 to 1.
     pub share: f64,
     /// The index of the matching rule; absent if none matches.
-    pub rule: Option<usize>,
+    pub rule_index: Option<usize>,
     /// The index of the caller rule that narrowed the instances further.
-    pub by_caller: Option<usize>,
+    pub caller_rule_index: Option<usize>,
     /// The description of the selected set; absent if no instance remains.
     pub set: Option<String>,
     /// The remaining instances.
@@ -41,8 +41,8 @@ impl CompiledTagRules {
             let set = decision.endpoints.and_then(|_| self.find_set(decision.set));
             let outcome = TagOutcome {
                 share: script.probability,
-                rule: decision.rule,
-                by_caller: decision.by_caller,
+                rule_index: decision.rule,
+                caller_rule_index: decision.by_caller,
                 set: set.map(ToString::to_string),
                 endpoints: decision.endpoints.map_or_else(|| [].into(), Arc::clone),
                 has_fallback: decision.fallbacks.is_some(),

@@ -173,7 +173,7 @@ fn measured_table(report: &SuiteReport) -> FigureTable {
         }
     }
     FigureTable {
-        title: "Two links of bookinfo, without and with a mesh".to_owned(),
+        title: "Two call paths of bookinfo, without and with a mesh".to_owned(),
         columns: columns.map(str::to_owned).to_vec(),
         rows,
     }
@@ -238,7 +238,7 @@ const CALL_PATHS: [(&str, &str); 2] =
 
 const SUITE: Suite = Suite {
     name: "gateway-ratings",
-    title: "Two links of bookinfo",
+    title: "Two call paths of bookinfo",
     about: "200 clients, each with one request at a time, call ratings, and a gateway that calls ratings \
         for each request. Without a mesh, and with a sidecar for the clients and for each service: \
         default policy allow, mutual TLS. All sidecars of a contender share one core, or two.",

@@ -188,7 +188,7 @@ impl ObjectStore {
             merged.outbound_ports.extend(exclusions.outbound_ports);
             merged.inbound_ports.extend(exclusions.inbound_ports);
             merged.outbound_ranges.extend(exclusions.outbound_ranges);
-            merged.included_ranges.extend(exclusions.included_ranges);
+            merged.redirected_outbound_ranges.extend(exclusions.redirected_outbound_ranges);
             merged.interfaces.extend(exclusions.interfaces);
         }
         merged

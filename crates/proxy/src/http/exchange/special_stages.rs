@@ -208,11 +208,11 @@ impl Exchange<'_, '_> {
             .faults
             .as_ref()
             .and_then(|faults| faults.select_faults(&view, caller, random_number));
-        let Some(InjectedFaults { policy, rule, delay, abort, match_slot }) = injected_faults
+        let Some(InjectedFaults { policy, rule_name, delay, abort, match_slot }) = injected_faults
         else {
             return Ok(());
         };
-        let decision = PolicyDecision::from_service_policy(policy, rule, match_slot);
+        let decision = PolicyDecision::from_service_policy(policy, rule_name, match_slot);
         rule_matches::count_policy(&worker.metrics, &decision);
         if let Some(delay) = delay {
             worker.metrics.add(Count::FaultDelays, 1);

@@ -24,8 +24,8 @@ impl Candidates for ThreadView {
 
     fn load(&self, index: usize) -> Load {
         let (latency, in_progress) = &self.endpoints[index];
-        let in_progress = in_progress + u32::from(latency.failure_count(self.now));
-        Load { in_progress, latency_step: latency.latency_step(self.now), weight: None }
+        let effective_requests = in_progress + u32::from(latency.failure_count(self.now));
+        Load { effective_requests, latency_log2: latency.latency_log2(self.now), weight: None }
     }
 
     fn is_usable(&self, _: usize) -> bool {
@@ -122,7 +122,7 @@ fn a_recovered_endpoint_receives_its_share_again() {
     let mut latency = EndpointLatency::default();
     latency.record_response(Duration::from_secs(5), Duration::ZERO);
     let mut now = Duration::ZERO;
-    while latency.latency_step(now) > Some(13) {
+    while latency.latency_log2(now) > Some(13) {
         now += Duration::from_millis(100);
         latency.record_response(Duration::from_millis(10), now);
         assert!(now < Duration::from_secs(90), "{latency:?}");

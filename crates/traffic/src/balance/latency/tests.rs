@@ -52,7 +52,7 @@ fn failures_do_not_lower_the_average_and_count_until_the_next_response() {
     let mut latency = EndpointLatency::default();
     latency.record_failure(millis(1), millis(0));
     assert_eq!(
-        (latency.latency_step(millis(0)), latency.failure_count(millis(0))),
+        (latency.latency_log2(millis(0)), latency.failure_count(millis(0))),
         (None, 1),
         "an endpoint without responses has no latency"
     );
@@ -82,7 +82,7 @@ fn an_endpoint_without_successful_responses_never_appears_fast() {
             record(&mut latency, millis(900), millis(second * 1000));
         }
         assert_near(average_millis(&latency), 900.0);
-        assert_eq!(latency.latency_step(millis(60_500)), Some(19));
+        assert_eq!(latency.latency_log2(millis(60_500)), Some(19));
     }
 }
 
@@ -96,11 +96,11 @@ fn decayed_latency_and_failures_do_not_return() {
         for _ in 0..8 {
             latency.record_failure(millis(1), millis(0));
         }
-        let decayed = (latency.latency_step(millis(40_000)), latency.failure_count(millis(40_000)));
+        let decayed = (latency.latency_log2(millis(40_000)), latency.failure_count(millis(40_000)));
         assert_eq!(decayed, (Some(16), 0));
         record(&mut latency, millis(1), millis(40_000));
         assert_eq!(
-            latency.latency_step(millis(40_000)),
+            latency.latency_log2(millis(40_000)),
             decayed.0,
             "a short latency does not change the average"
         );
@@ -145,7 +145,7 @@ fn a_rejection_is_neither_a_failure_nor_a_fast_response() {
 fn latency_decays_without_requests() {
     let mut latency = EndpointLatency::default();
     latency.record_response(millis(5_000), millis(0));
-    let step = |at| latency.latency_step(millis(at)).unwrap();
+    let step = |at| latency.latency_log2(millis(at)).unwrap();
     assert_eq!(step(500), step(0));
     assert!(step(10_000) < step(0) && step(120_000) == 10);
 }
@@ -165,14 +165,14 @@ proptest! {
                 false => latency.record_response(latency_nanos, now),
             }
             if failed {
-                prop_assert!(latency.latency_step(now) >= previous.latency_step(now), "failures do not lower the latency");
+                prop_assert!(latency.latency_log2(now) >= previous.latency_log2(now), "failures do not lower the latency");
             } else {
                 prop_assert!(latency.average >= previous.average.min(scaled_micros(latency_nanos)));
             }
             prop_assert!(latency.average <= previous.average.max(scaled_micros(latency_nanos)));
             prop_assert!(latency.average <= MAX_LATENCY_MICROS << SCALE_BITS);
-            prop_assert!(latency.latency_step(now).is_none_or(|step| (10..25).contains(&step)));
-            prop_assert!(latency.latency_step(Duration::MAX).is_none_or(|step| step == 10));
+            prop_assert!(latency.latency_log2(now).is_none_or(|step| (10..25).contains(&step)));
+            prop_assert!(latency.latency_log2(Duration::MAX).is_none_or(|step| step == 10));
         }
     }
 }
