@@ -165,11 +165,9 @@ impl<'a> UnverifiedJwt<'a> {
     }
 
     /// True if the claim `aud`, a text or a list of texts, contains one of these audiences.
-    fn has_accepted_aud(&self, accepted_audiences: &[String]) -> bool {
+    fn has_accepted_aud(&self, accepted_auds: &[String]) -> bool {
         let is_accepted = |value: &Value| {
-            value.as_str().is_some_and(|audience| {
-                accepted_audiences.iter().any(|accepted| accepted == audience)
-            })
+            value.as_str().is_some_and(|aud| accepted_auds.iter().any(|accepted| accepted == aud))
         };
         match self.claims.get("aud") {
             Some(Value::Array(values)) => values.iter().any(is_accepted),

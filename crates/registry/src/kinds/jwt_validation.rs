@@ -74,8 +74,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         "forwardOriginalToken",
     ])?;
     let issuer = fields.require("issuer").and_then(read_compared_text);
-    let audiences =
-        read_elements(&fields, "audiences", "or leave it out for any", read_compared_text);
+    let aud = read_elements(&fields, "audiences", "or leave it out for any", read_compared_text);
     let keys = fields.require("jwks").and_then(issuer_keys::read);
     let locations = match fields.find("from") {
         None => {
@@ -117,7 +116,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     };
     Some(JwtIssuer {
         issuer: issuer?,
-        aud: audiences?,
+        aud: aud?,
         keys: keys?,
         locations: locations?,
         clock_skew: clock_skew?,
