@@ -1,6 +1,7 @@
 //! Defines the JSON responses of the admin socket and the browser page: the status of the mesh, of its objects and of
 //! its proxies.
 
+mod policy;
 mod traffic;
 
 use std::collections::BTreeMap;
@@ -8,6 +9,8 @@ use std::collections::BTreeMap;
 use leno_model::RouteName;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use policy::is_service_or_port;
+pub use policy::{MissingKeysStatus, PolicyStatus};
 pub use traffic::{
     EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RECENT_STEPS, RateStatus,
     RejectionStatus, RuleStatus, SidecarTraffic, TrafficStatus,
@@ -107,7 +110,7 @@ pub struct ConvergenceStatus {
 }
 
 /// A workload and its sidecar.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadStatus {
     /// The name, as `namespace/name`.
     pub name: String,
@@ -484,43 +487,6 @@ pub struct ParentStatus {
     pub resolved: bool,
     /// The reasons why `accepted` or `resolved` is false.
     pub reasons: Vec<String>,
-}
-
-/// A policy, or rules other than routes.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct PolicyStatus {
-    /// The kind, such as `TrafficTarget` or `OutlierDetection`.
-    #[serde(default)]
-    pub kind: String,
-    /// The name, as `namespace/name`.
-    pub name: String,
-    /// The accounts, services or addresses that the policy applies to, separated by commas.
-    pub destination: String,
-    /// The clients that the policy applies to.
-    pub sources: Vec<String>,
-    /// The rules, each as a line of text.
-    pub rules: Vec<String>,
-    /// True if the policy has an effect.
-    pub in_force: bool,
-    /// The reason why the policy has no effect: the default policy, an overriding object, a missing
-    /// destination.
-    #[serde(default)]
-    pub reason: Option<String>,
-    /// The problems of the policy, such as missing references, as sentences. A rule of the policy has no effect as far as
-    /// it refers to a missing object.
-    pub problems: Vec<String>,
-    /// The keys that a JWT policy needs and that could not be fetched.
-    #[serde(default)]
-    pub missing_keys: Option<MissingKeysStatus>,
-}
-
-/// JWKS that could not be fetched since the start of the control plane.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct MissingKeysStatus {
-    /// The requests that fail for lack of keys, such as `every request`.
-    pub requests: String,
-    /// Each issuer with its JWKS endpoint and the reason.
-    pub issuers: Vec<String>,
 }
 
 /// The progress of a change, from its source to the last proxy that applied it.

@@ -343,8 +343,10 @@ fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Dia
 /// Returns a failing step for each invalid policy that applies to the workload; without invalid policies, a single
 /// step with the number of policies in force.
 fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
+    let services: Vec<&str> = workload.services.iter().map(String::as_str).collect();
+    let accounts = [workload.account.as_str()];
     let applicable_policies: Vec<&PolicyStatus> =
-        inputs.policies.iter().filter(|policy| applies_to(policy, workload)).collect();
+        inputs.policies.iter().filter(|policy| policy.applies_to(&accounts, &services)).collect();
     let invalid_policies = applicable_policies.iter().filter(|policy| !policy.problems.is_empty());
     let mut steps: Vec<DiagnosisStep> = invalid_policies
         .map(|policy| {
@@ -366,27 +368,6 @@ fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Diag
         ));
     }
     steps
-}
-
-/// True if one of the policy's destinations is the workload: its account, a service that selects it, its namespace or the
-/// whole mesh.
-fn applies_to(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
-    let selects_accounts = matches!(policy.kind.as_str(), "TrafficTarget" | "AccessPolicy");
-    let namespace = workload.name.split('/').next();
-    policy.destination.split(", ").any(|destination| {
-        if destination == "*" {
-            return true;
-        }
-        if let Some(selected_namespace) = destination.strip_suffix("/*") {
-            return Some(selected_namespace) == namespace;
-        }
-        if selects_accounts {
-            return destination == workload.account;
-        }
-        // A destination may name one port of the service.
-        let service = destination.split(':').next().unwrap_or(destination);
-        workload.services.iter().any(|own_service| own_service == service)
-    })
 }
 
 /// Returns the steps for requests to a service: one per reason of rejected requests, or else one with the success
@@ -581,39 +562,5 @@ pub(super) fn to_host_name(namespaced_name: &str) -> String {
     match namespaced_name.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
         None => namespaced_name.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn policies_apply_to_workloads_through_any_of_their_destinations() {
-        let workload = WorkloadStatus {
-            name: "shop/web-1".to_owned(),
-            account: "shop/web".to_owned(),
-            services: vec!["shop/front".to_owned()],
-            ..WorkloadStatus::default()
-        };
-        for (kind, destination, expected) in [
-            ("AccessPolicy", "shop/api, shop/web", true),
-            ("AccessPolicy", "shop/*", true),
-            ("AccessPolicy", "other/*", false),
-            ("TrafficTarget", "shop/web", true),
-            ("TrafficTarget", "shop/front", false),
-            ("RateLimit", "shop/front", true),
-            ("RateLimit", "shop/back, shop/front:8080", true),
-            ("RateLimit", "shop/web", false),
-            ("TagRoute", "*", true),
-            ("Egress", "example.org", false),
-        ] {
-            let policy = PolicyStatus {
-                kind: kind.to_owned(),
-                destination: destination.to_owned(),
-                ..PolicyStatus::default()
-            };
-            assert_eq!(applies_to(&policy, &workload), expected, "{kind} {destination}");
-        }
     }
 }

@@ -330,7 +330,7 @@ pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -
         listing.add_row([
             policy.kind.clone(),
             policy.name.clone(),
-            policy.destination.clone(),
+            join_texts(policy.destinations.iter().cloned()),
             join_texts(policy.sources.iter().cloned()),
             in_force,
             join_texts(policy.problems.iter().cloned()),

@@ -1,9 +1,9 @@
 //! Describes rejected requests in sentences for `leno status` and `leno diagnose`: the rejecting sidecars, and the
 //! policies that decided.
 
-use std::collections::BTreeSet;
-
-use crate::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
+use crate::status::{
+    PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus, is_service_or_port,
+};
 
 use crate::figures::{DEGRADED_BELOW, format_share};
 
@@ -87,37 +87,19 @@ fn deciding_objects(rejection: &RejectionStatus, objects: MeshObjects<'_>) -> Ve
     }
     let service = &rejection.service;
     let workloads = objects.workloads.iter().filter(|workload| workload.services.contains(service));
-    let accounts: BTreeSet<&str> = workloads.map(|workload| workload.account.as_str()).collect();
-    let namespace_wildcard = service.split_once('/').map(|(namespace, _)| format!("{namespace}/*"));
-    let is_wildcard = |destination: &str| {
-        destination == "*" || Some(destination) == namespace_wildcard.as_deref()
-    };
-    let names_service = |destination: &str| {
-        let is_service = destination
-            .strip_prefix(service.as_str())
-            .is_some_and(|suffix| suffix.is_empty() || suffix.starts_with([':', ' ']));
-        is_service || is_wildcard(destination)
-    };
-    // An account and a service may have the same name.
-    let applies_to =
-        |policy: &PolicyStatus, destination: &str| match has_account_destinations(&policy.kind) {
-            true => accounts.contains(destination) || is_wildcard(destination),
-            false => names_service(destination),
-        };
+    let accounts: Vec<&str> = workloads.map(|workload| workload.account.as_str()).collect();
     let kinds = rejecting_kinds(&rejection.reason);
     let policies = objects
         .policies
         .iter()
         .filter(|policy| kinds.contains(&&*policy.kind))
-        .filter(|policy| {
-            policy.destination.split(", ").any(|destination| applies_to(policy, destination))
-        })
+        .filter(|policy| policy.applies_to(&accounts, &[service.as_str()]))
         .map(|policy| format!("{} {}", policy.kind, policy.name));
     let routes = objects
         .routes
         .iter()
         .filter(|route| kinds.contains(&&*route.kind))
-        .filter(|route| route.parents.iter().any(|parent| names_service(parent)))
+        .filter(|route| route.parents.iter().any(|parent| is_service_or_port(parent, service)))
         .map(|route| format!("{} {}", route.kind, route.name));
     policies.chain(routes).take(MAX_OBJECTS).collect()
 }
@@ -143,11 +125,6 @@ fn rejecting_kinds(reason: &str) -> &'static [&'static str] {
         }
         _ => &[],
     }
-}
-
-/// True for kinds of policies with service accounts as destinations.
-fn has_account_destinations(kind: &str) -> bool {
-    matches!(kind, "TrafficTarget" | "AccessPolicy")
 }
 
 /// True for reasons for which the server's sidecar rejects requests; the client's sidecar counts them as well.

@@ -178,7 +178,7 @@ export function policies() {
     columns: [
       { name: "Policy", width: "minmax(180px, 1fr)", value: (row) => row.name, show: (row) => row.name },
       { name: "Kind", width: "120px", value: (row) => row.kind, show: (row) => row.kind },
-      { name: "For", width: "minmax(160px, 1fr)", value: (row) => row.destination, show: (row) => row.destination },
+      { name: "For", width: "minmax(160px, 1fr)", value: (row) => row.destinations.join(", "), show: (row) => row.destinations.join(", ") },
       { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => joinNames(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, joinNames(row.sources)) },
       { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => joinNames(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, joinNames(row.rules)) },
       { name: "Status", width: "minmax(140px, 1fr)", value: (row) => joinNames(row.problems), show: (row) => (row.problems.length || row.in_force ? showProblems(row.problems) : coloredText("idle", `not in force${row.reason ? `: ${row.reason}` : ""}`)) },

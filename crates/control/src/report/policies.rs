@@ -36,7 +36,7 @@ impl Report<'_> {
     fn ingress_status(&self, policy: &IngressPolicy) -> PolicyStatus {
         let IngressName { kind, namespace, name } = &policy.name;
         let backends = policy.backends.iter();
-        let destination: BTreeSet<String> =
+        let destinations: BTreeSet<String> =
             backends.clone().map(|backend| format!("{namespace}/{}", backend.service)).collect();
         let sources = policy.sources.iter().map(|source| match source {
             IngressSource::Service(service) => format!("Service {service}"),
@@ -74,7 +74,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: kind.as_str().to_owned(),
             name: format!("{namespace}/{name}"),
-            destination: destination.into_iter().collect::<Vec<_>>().join(", "),
+            destinations: destinations.into_iter().collect(),
             sources: sources.collect(),
             rules: rules.collect(),
             in_force,
@@ -99,7 +99,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: "Egress".to_owned(),
             name: policy.name.to_string(),
-            destination: hosts.chain(ranges).collect::<Vec<_>>().join(", "),
+            destinations: hosts.chain(ranges).collect(),
             sources: policy.sources.iter().map(ToString::to_string).collect(),
             rules: rules.collect(),
             in_force: self.mesh.config().egress == Egress::Deny,
@@ -124,7 +124,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: "AccessCert".to_owned(),
             name: cert.name.to_string(),
-            destination: format!("Secret {}/{}", cert.name.namespace, cert.secret),
+            destinations: vec![format!("Secret {}/{}", cert.name.namespace, cert.secret)],
             sources: cert.subjects.iter().map(ToString::to_string).collect(),
             rules: Vec::new(),
             in_force: problems.is_empty(),
@@ -179,7 +179,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: "Retry".to_owned(),
             name: policy.name.to_string(),
-            destination: services.join(", "),
+            destinations: services,
             sources: vec![policy.source.to_string()],
             rules: vec![format!("at most {}", format_count(policy.rule.attempts, "retry"))],
             in_force: reason.is_none(),
@@ -214,9 +214,9 @@ impl Report<'_> {
         PolicyStatus {
             kind: "AccessPolicy".to_owned(),
             name: policy.name.to_string(),
-            destination: match accounts.is_empty() {
-                true => format!("{namespace}/*"),
-                false => accounts.join(", "),
+            destinations: match accounts.is_empty() {
+                true => vec![format!("{namespace}/*")],
+                false => accounts,
             },
             sources: peers.into_iter().collect(),
             rules: rules.collect(),
@@ -276,7 +276,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: "TrafficTarget".to_owned(),
             name: target.name.to_string(),
-            destination: target.destination.to_string(),
+            destinations: vec![target.destination.to_string()],
             sources: target.sources.iter().map(ToString::to_string).collect(),
             rules: rules.collect(),
             in_force: self.mesh.is_target_enforced(target),

@@ -15,7 +15,7 @@ use crate::status::PolicyStatus;
 impl Report<'_> {
     pub(super) fn service_policy_status(&self, policy: &ServicePolicy) -> PolicyStatus {
         let namespace = &policy.name.namespace;
-        let (destination, mut problems) = match &policy.scope {
+        let (destinations, mut problems) = match &policy.scope {
             PolicyScope::Namespace => (vec![format!("{namespace}/*")], Vec::new()),
             PolicyScope::Services(targets) => {
                 let names =
@@ -38,7 +38,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: policy.name.kind.as_str().to_owned(),
             name: format!("{namespace}/{}", policy.name.name),
-            destination: destination.join(", "),
+            destinations,
             rules: rule_names(&policy.rule),
             in_force: reason.is_none(),
             reason,
@@ -83,11 +83,11 @@ impl Report<'_> {
         let own_key = dialect.object_key(name.clone());
         let mut overriding_objects = Vec::new();
         let (mut is_in_effect, mut no_effect) = (false, None);
-        let mut destination = BTreeSet::new();
+        let mut destinations = BTreeSet::new();
         let mut problems = Vec::new();
         let (mut request_rule_count, mut caller_rule_count, mut lane_rule_count) = (0, 0, 0);
         for (scope, rules, lane_rules) in scopes {
-            destination.insert(match scope {
+            destinations.insert(match scope {
                 TagScope::Service(service, port) => format_target(service, *port),
                 TagScope::Namespace(namespace) => format!("{namespace}/*"),
                 TagScope::Mesh => "*".to_owned(),
@@ -122,7 +122,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: dialect.as_str().to_owned(),
             name: name.to_string(),
-            destination: destination.into_iter().collect::<Vec<_>>().join(", "),
+            destinations: destinations.into_iter().collect(),
             rules: counts.map(|(count, kind)| format!("{count} {kind}")).collect(),
             in_force: is_in_effect,
             reason,
@@ -197,7 +197,7 @@ impl Report<'_> {
         PolicyStatus {
             kind: TagDialect::Lane.as_str().to_owned(),
             name: lane.name.to_string(),
-            destination: lane.service.to_string(),
+            destinations: vec![lane.service.to_string()],
             rules: vec![format_count(lane.rules.len(), "rule")],
             in_force: reason.is_none(),
             reason,

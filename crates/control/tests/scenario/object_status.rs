@@ -131,7 +131,7 @@ fn every_kind_of_rules_has_a_status_with_its_cause() {
             );
         }
         assert_eq!(status("Hedging", "shop/lost").problems, ["Service shop/nobody does not exist"]);
-        assert_eq!(status("TagRoute", "shop/all").destination, "shop/*");
+        assert_eq!(status("TagRoute", "shop/all").destinations, ["shop/*"]);
 
         let routes: Vec<RouteStatus> = shop.query_json("/routes").await;
         let attached = &routes[0].attached;

@@ -21,7 +21,7 @@ fn policy_status(kind: &str, destination: &str) -> PolicyStatus {
     PolicyStatus {
         kind: kind.to_owned(),
         name: format!("shop/{}", kind.to_lowercase()),
-        destination: destination.to_owned(),
+        destinations: destination.split(", ").map(str::to_owned).collect(),
         ..PolicyStatus::default()
     }
 }
