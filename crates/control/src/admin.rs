@@ -172,7 +172,7 @@ pub(crate) async fn serve(
     // If the socket was removed, it is created again. Responses in progress on the old socket are dropped.
     loop {
         let new_socket = tokio::select! {
-            // Runs along, and never completes.
+            // Never completes.
             () = admin.directory.track_dropped_lines() => None,
             () = serve_all(listener, MAX_CONNECTIONS, Arc::clone(&admin), stop.clone()) => break,
             () = wait_until_removed(&path) => rebind_socket(&path, &mut stop_receiver).await,

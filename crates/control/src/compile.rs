@@ -95,7 +95,7 @@ pub(crate) fn compile_config(
 }
 
 /// Compiles a slice of the service configurations that a workload needs and the cache lacks. Returns true if the cache
-/// then has all of them, and false if another slice remains.
+/// then has all of them, and false if another slice may remain.
 pub(crate) fn prepare_services(
     mesh: &Mesh,
     workload: &Workload,

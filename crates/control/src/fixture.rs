@@ -366,7 +366,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         _ => random_mesh_config(dice),
     };
     let object = parse_objects(&yaml).pop().unwrap();
-    // A quarter of the changes are removals.
+    // A quarter of the changes are removals, except that a `MeshConfig` is never removed.
     match (dice.next_below(4), object.object_key()) {
         (0, key) if key != ObjectKey::MeshConfig => Change::Remove(key),
         _ => Change::Upsert(object),

@@ -78,7 +78,7 @@ struct LastReport {
     period: Duration,
     /// The CPU time that the sidecar used in the period.
     cpu_time: Duration,
-    /// The resident memory of the sidecar, in KiB.
+    /// The resident memory of the sidecar without file-backed pages, in KiB.
     memory_kib: u64,
     /// The number of requests that the workload received in the period.
     inbound_requests: u64,
@@ -146,8 +146,8 @@ impl History {
         self.counters.dropped += u64::from(evicted.is_some());
     }
 
-    /// Counts requests that a client's sidecar sent, including those that did not reach the server. Returns false if the
-    /// series refers to a missing service or route, for which it is not counted.
+    /// Counts requests that a client's sidecar sent, including those that did not reach the server. Returns false if they
+    /// were not counted for the service or the route of the series, because it does not exist.
     fn record_outbound(
         &mut self,
         mesh: &Mesh,

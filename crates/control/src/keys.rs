@@ -98,7 +98,7 @@ struct JwksEndpointState {
     read_lock: Arc<Mutex<()>>,
 }
 
-/// The reason why a response cannot be used. Each message continues a sentence that starts with the URL or path.
+/// The reason why a response cannot be used. In diagnostics, each message follows the URL or path.
 #[derive(Debug, thiserror::Error)]
 enum UnusableJwks {
     #[error(transparent)]

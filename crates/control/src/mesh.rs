@@ -236,7 +236,8 @@ impl Mesh {
     }
 }
 
-/// Changes. Each `set_` method replaces an object, or removes it (`None`), and extends the affected set.
+/// Changes. The methods `set_` with a name and an optional object add, replace or remove (`None`) the object, and extend
+/// the affected set.
 impl Mesh {
     /// Applies a change from a registry, and returns its affected set.
     pub(crate) fn apply(&mut self, change: Change) -> AffectedSet {

@@ -66,7 +66,8 @@ struct PushInProgress {
     change: ChangeId,
     /// The proxies that the push has not been sent to.
     unsent_proxies: BTreeSet<ConnectionId>,
-    /// Proxies that received an update, or had the configuration already. Either may be out of sync.
+    /// The proxies for which the push is done: they received an update, or had the configuration already. Either may be
+    /// out of sync.
     processed_proxies: BTreeSet<ConnectionId>,
     change_times: Vec<Instant>,
     /// The number of proxies that the changes may affect.

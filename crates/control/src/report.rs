@@ -328,7 +328,7 @@ impl Report<'_> {
                     out_of_sync_seconds: match connected_proxy.is_out_of_sync() {
                         false => None,
                         true => {
-                            // If too many pushes are unacknowledged, the oldest are no longer recorded.
+                            // The time is unknown for responses to queries, and for old pushes that are no longer recorded.
                             let since =
                                 self.connected_proxies.pushes.unacknowledged_since(connection);
                             Some(since.map_or(0.0, |since| self.seconds_since(since)))

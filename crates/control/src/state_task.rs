@@ -583,7 +583,8 @@ const CHANGED_SIDECAR_WAIT: Duration = Duration::from_secs(30);
 /// The delay of an update of the outputs; a burst of events causes a single update.
 const OUTPUT_UPDATE_DELAY: Duration = Duration::from_millis(10);
 
-/// The pause after an update of the outputs, in multiples of its duration. With 10, updates take less than a tenth of the time.
+/// The pause after an update of the outputs, in multiples of its duration. With 10, updates take less than a tenth of the
+/// time.
 const OUTPUT_UPDATE_PAUSE_FACTOR: u32 = 10;
 
 /// The base cost of an event in a connection's budget, without the counted work.

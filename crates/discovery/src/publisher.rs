@@ -309,7 +309,7 @@ struct UnacknowledgedDelta {
     removed: Vec<ResourceKey>,
     /// True if the delta includes the set of absent services.
     includes_absent: bool,
-    /// True if no further delta of this configuration follows.
+    /// True if the delta contains all remaining differences.
     whole: bool,
 }
 

@@ -122,7 +122,8 @@ impl Queries {
         response.map_err(|_| QueryError::Busy)?.map_err(|_| QueryError::Disconnected)?
     }
 
-    /// Opens the receiving end for one stream. `is_supported`: the proxy's release supports queries.
+    /// Opens the receiving end for one stream. `is_supported`: the proxy answers queries, according to its
+    /// Hello.
     pub(crate) fn open_stream(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -148,7 +149,7 @@ impl Queries {
 pub(crate) struct StreamQueries {
     queries: Arc<Queries>,
     connection: ConnectionId,
-    /// True if the proxy's release supports queries.
+    /// True if the proxy answers queries, according to its Hello.
     is_supported: bool,
     receiver: mpsc::Receiver<PendingQuery>,
     /// The query that waits for its response; `None` if the stream is free for the next query.

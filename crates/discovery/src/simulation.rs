@@ -70,7 +70,7 @@ struct Simulation {
     deltas: VecDeque<Delta>,
     /// The response in flight to the control plane, if any.
     responses: VecDeque<ProxyResponse>,
-    /// Every version that the proxy rejected in this stream for its own content, and not because of another
+    /// The desired versions that the proxy rejected in this stream for their own content, and not because of another
     /// resource.
     rejected: BTreeSet<(ResourceKey, ResourceVersion)>,
 }

@@ -283,7 +283,7 @@ const HANDSHAKE_TIME: Duration = Duration::from_millis(100);
 /// client retransmits its SYN after a second, and reaches a process that listens at the address by then.
 const DROP_SYN: [SockFilter; 4] = [
     SockFilter::new(LOAD_BYTE, 0, 0, TCP_FLAGS_OFFSET),
-    // With SYN continues with the next instruction, otherwise skips one.
+    // If SYN is set, continues with the next instruction; otherwise skips it.
     SockFilter::new(JUMP_IF_SET, 0, 1, TCP_SYN),
     // Keeps 0 bytes: the segment is dropped.
     SockFilter::new(RETURN, 0, 0, 0),

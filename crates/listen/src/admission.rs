@@ -139,7 +139,7 @@ impl PendingConnection {
                 return Ok(output);
             }
             // No await may stand between the poll above and this one: a wake-up would be lost. The second poll of
-            // `wake_up` means that the peer or an eviction woke the task.
+            // `wake_up` means that the task was woken, usually by the peer or by an eviction.
             let mut is_woken = false;
             let wake_up = poll_fn(|cx| match std::mem::replace(&mut is_woken, true) {
                 true => Poll::Ready(Ok(())),
@@ -253,8 +253,9 @@ impl PendingConnection {
         }
     }
 
-    /// Marks the connection as served, because its peer has sent bytes. If the connection had a turn, the turn ends, and
-    /// the connection that gets the next turn is woken. Returns [`Evicted`] if the connection was evicted before.
+    /// Marks the connection as served, and its awaited bytes as received in part or completely. If the connection had a
+    /// turn, the turn ends, and the connection that gets the next turn is woken. Returns [`Evicted`] if the connection
+    /// was evicted before.
     fn record_peer_progress(&self, progress: PeerProgress) -> Result<(), Evicted> {
         let mut state = self.admission.lock();
         if state.is_evicted(self.id) {
@@ -269,6 +270,7 @@ impl PendingConnection {
 
 impl Drop for PendingConnection {
     fn drop(&mut self) {
+        // A closed connection is no longer pending either.
         self.mark_established();
     }
 }

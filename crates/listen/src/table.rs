@@ -43,7 +43,7 @@ pub(crate) struct PendingTable {
     limits: PendingLimits,
     /// The admitted connections until they are removed, including evicted ones.
     entries: BTreeMap<PendingId, PendingEntry>,
-    /// The sources of pending connections.
+    /// The pending connections by source; sources without one are absent.
     sources: BTreeMap<ConnectionSource, SourceEntry>,
     /// Sources by the number of connections that wait for their peer. Among sources with equal numbers, the source
     /// whose connection has waited longest is last.
@@ -162,8 +162,8 @@ impl PendingTable {
         self.evict_oldest_waiting(source_over_limit)
     }
 
-    /// Marks a connection as served: the peer has sent a part, or all, of the awaited bytes. If the connection had
-    /// a turn, the turn ends; returns the connection that gets the next turn, if any.
+    /// Marks a connection as served, and its awaited bytes as received in part or completely. If the connection had a
+    /// turn, the turn ends; returns the connection that gets the next turn, if any.
     pub(crate) fn record_peer_progress(
         &mut self,
         id: PendingId,

@@ -38,7 +38,7 @@ pub struct RuleActions {
 }
 
 impl RuleActions {
-    /// The maximum number of copies of one request. Each copy costs the sidecar as much as the request itself.
+    /// The maximum number of copies of one request. The sidecar sends each copy as a request of its own.
     pub const MAX_MIRRORS: usize = 4;
 }
 

@@ -25,7 +25,7 @@ pub struct CheckService {
 impl CheckService {
     /// The minimum timeout of a check request.
     pub const MIN_TIMEOUT: Duration = Duration::from_millis(1);
-    /// The maximum timeout of a check request, for which the checked request waits.
+    /// The maximum timeout of a check request. The checked request waits for the response.
     pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 }
 

@@ -86,7 +86,7 @@ impl IpRange {
     /// Clears the bits after the prefix.
     fn mask_bits(&self, bits: u128) -> u128 {
         let host_bits = u32::from(self.address_bits().saturating_sub(self.prefix_length));
-        // All addresses are in a range with a prefix of 0 bits; a shift by all 128 bits of an address fails.
+        // For an IPv6 prefix of 0 bits, `checked_shr` returns `None`, because it cannot shift by 128 bits.
         bits.checked_shr(host_bits).and_then(|bits| bits.checked_shl(host_bits)).unwrap_or(0)
     }
 }

@@ -53,7 +53,7 @@ pub struct JwtIssuer {
 }
 
 impl JwtIssuer {
-    /// The maximum clock skew. A token is accepted for the time of the clock skew after its expiration.
+    /// The maximum clock skew. A token stays valid for the clock skew after its expiration.
     pub const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
     /// The minimum `max_age`.
     pub const MAX_AGE_MIN: Duration = Duration::from_secs(1);

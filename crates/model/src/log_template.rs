@@ -107,8 +107,7 @@ impl fmt::Display for LogTemplate {
     }
 }
 
-/// The fields of an access log line, in the order of its JSON. A field that Istio's JSON access log also has, has the
-/// same name there.
+/// The fields of an access log line, in the order of its JSON.
 pub const LOG_FIELDS: &[&str] = &[
     "start_time",
     "direction",

@@ -80,7 +80,7 @@ impl ExportError {
     /// Returns true if the error concerns only this request: a request with other items may succeed.
     pub(crate) fn concerns_only_request(&self) -> bool {
         match self {
-            // The collector can respond, but cannot process this body (RFC 9110 §15.5).
+            // Bad Request, Content Too Large, Unprocessable Content (RFC 9110 §15.5).
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
             Self::Grpc(status, _, retry_delay) => match status.as_str() {
                 // `INVALID_ARGUMENT`.

@@ -115,8 +115,8 @@ pub async fn push_metrics(
     }
 }
 
-/// Returns a fraction of the interval, from 0 to 1 by the upper 32 bits of the seed. All proxies receive settings at the
-/// same time, and should not export at the same time.
+/// Returns the part of the interval, from none to all of it, that the upper 32 bits of the seed select. All proxies
+/// receive settings at the same time, and should not export at the same time.
 fn interval_fraction(interval: Duration, seed: u64) -> Duration {
     interval.mul_f64((seed >> 32) as f64 / f64::from(u32::MAX))
 }

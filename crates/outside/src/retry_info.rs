@@ -13,7 +13,7 @@ pub(crate) fn parse_delay(value: &[u8]) -> Option<Duration> {
     let status = RpcStatus::decode(BINARY_HEADER.decode(value).ok()?.as_slice()).ok()?;
     let retry_detail =
         status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO_TYPE))?;
-    // An absent delay permits a retry at once.
+    // An absent delay is a delay of zero.
     let delay =
         RetryInfo::decode(retry_detail.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
     let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);

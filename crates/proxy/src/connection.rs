@@ -103,7 +103,7 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp_stream: TcpStream, p
     if let Some(declared) = declared {
         let detection = plaintext::is_mutual_tls(worker, declared, &tcp_stream);
         match handshake::await_first_bytes(worker, &pending_connection, detection).await {
-            // The client begins with TLS.
+            // The client begins mutual TLS, or the connection failed, which the handshake reports.
             Some(true) => {}
             Some(false) => {
                 let io = Io::new(ByteStream::Plain(tcp_stream));
@@ -281,7 +281,7 @@ async fn serve_plaintext_protocol(
         return io.reset_on_drop();
     };
     let Some(protocol) = detected else {
-        // The client closed the connection without sending any bytes.
+        // The client closed the connection, or sent no bytes in time.
         return;
     };
     session.detected_http2 = is_detected_http2(declared, protocol);
@@ -554,7 +554,7 @@ async fn serve_service_connection(
         ListenerKind::Pinned { address, id } => {
             (id.service.clone(), id.port, protocol_at(worker, *address).await)
         }
-        // These connections do not lead to one service or workload.
+        // The callers serve connections of these kinds themselves.
         ListenerKind::Inbound { .. }
         | ListenerKind::HttpProxy
         | ListenerKind::Address(_)

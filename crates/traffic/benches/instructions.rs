@@ -50,7 +50,7 @@ fn route_among(routes: PortRoutes, sample: SampleRequest) -> (PortRoutes, Sample
     (routes, sample)
 }
 
-// By ten policies, three of which name the peer: the last of the three allows the request, or no policy allows it.
+// Authorization by ten policies, three of which name the peer: the last of the three allows the request, or none.
 #[library_benchmark]
 #[bench::allowed(args = (compile_access("/reviews/42"), sample_request("/reviews/42")), config = limited_to(1_221))]
 #[bench::denied(args = (compile_access("/reports/42"), sample_request("/reports/42")), config = limited_to(1_144))]

@@ -215,7 +215,7 @@ impl InboundAccess {
     ) -> PolicyResult {
         if self.policy_rules.is_none() && self.target_rules.is_none() && !applicable.is_ingress_only
         {
-            // No rule can deny the request, so no rule needs to allow it.
+            // Without these rules, `defaultPolicy: allow` allows every request.
             return Ok(DecidedBy::NoRule);
         }
         let path = PathKind::from_path(request.path);

@@ -57,7 +57,7 @@ pub trait Candidates {
 pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Option<usize> {
     let count = candidates.len();
     if count <= 1 {
-        // There is no alternative to an only candidate, so it is picked even if it is not usable.
+        // A single candidate has no alternative, so it is picked even if it is not usable.
         return count
             .checked_sub(1)
             .filter(|only_candidate| candidates.is_eligible(*only_candidate));

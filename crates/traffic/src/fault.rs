@@ -56,7 +56,7 @@ pub struct InjectedFaults<'a> {
 /// The response to an aborted request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedResponse {
-    /// The HTTP response. If `grpc_status` is `None`, gRPC clients derive the gRPC status from its HTTP status.
+    /// The HTTP response. If `grpc_status` is `None`, gRPC calls fail with the gRPC status for its HTTP status.
     pub response: Arc<FixedResponse>,
     /// The gRPC status for gRPC calls, if the policy sets it.
     pub grpc_status: Option<u8>,
@@ -100,7 +100,7 @@ impl CompiledFaults {
     }
 
     /// Selects the faults to inject into a request of this caller; `None` if there are none. The delay and the abort
-    /// of the matching rule are selected independently. `next_random` returns random numbers, uniform over all of `u64`.
+    /// of the matching rule are selected independently. `next_random` returns random numbers, uniform over `u64`.
     pub fn select_faults(
         &self,
         request: &RequestView<'_>,
@@ -175,8 +175,8 @@ impl CompiledFaultRule {
     }
 }
 
-/// Returns true for a share, in millionths, of all values of `random`. For a random number that is uniform over `u64`, the
-/// share is thus the probability of true.
+/// Returns true for this share, in millionths, of all values of `random`: the probability of true if `random` is
+/// uniform over `u64`.
 #[must_use]
 pub fn is_in_share(share_ppm: u32, random: u64) -> bool {
     // Scales the random number, which is a fraction of 2^64, to the range from 0 to 999,999.

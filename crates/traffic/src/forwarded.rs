@@ -19,8 +19,7 @@ pub struct ForwardedPorts {
     by_rule: Box<[Box<[Option<u32>]>]>,
 }
 
-/// A port that a route forwards to, with the policies that apply to requests to the called service, which has the
-/// route.
+/// A port that a route of the called service forwards to, with the policies that apply to the forwarded requests.
 #[derive(Debug)]
 pub struct ForwardedPort {
     /// The service of the backend.

@@ -23,8 +23,8 @@ pub struct CompiledGateway {
     pub gateway: Arc<Gateway>,
     /// The ports, by number. Unchanged ports are reused.
     pub ports: BTreeMap<u16, Arc<CompiledGatewayPort>>,
-    /// The errors of the rules that were omitted because of invalid patterns. All other rules apply. The errors of reused
-    /// ports are not repeated.
+    /// The errors of the rules that were omitted because of invalid patterns. All other rules apply. The errors of
+    /// reused ports are not repeated.
     pub invalid_patterns: Vec<InvalidPattern>,
     /// The service ports that rules forward gRPC calls to.
     grpc_ports: BTreeMap<ServiceName, BTreeSet<u16>>,
@@ -165,8 +165,8 @@ impl HttpListeners {
             listener.by_host.all_matches(&host).filter_map(|index| listener.hosts.get(index));
         for routes in host_routes {
             match routes.choose_backend(request, random) {
-                // The rules for a less specific host name may match. `Direct` is never chosen, because a gateway has no own
-                // endpoints and its routes count as attached.
+                // The rules for a less specific host name may match. `Direct` is never chosen, because the routes are
+                // compiled with `has_attached_routes`.
                 RouteChoice::NoRoute | RouteChoice::Direct => {}
                 choice => return GatewayChoice::Route(choice),
             }
@@ -182,7 +182,7 @@ impl CompiledListener {
         for HostRules { hostname, rules } in &listener.hosts {
             let rules = rules
                 .iter()
-                .filter(|rule| has_valid_patterns(rule, invalid_patterns))
+                .filter(|rule| validate_patterns(rule, invalid_patterns))
                 .map(without_internal_headers);
             rules_by_host.entry(hostname.as_ref()).or_default().extend(rules);
         }
@@ -203,7 +203,7 @@ fn without_internal_headers(rule: &RouteRule) -> RouteRule {
 }
 
 /// True if all patterns of a rule are valid; otherwise the first error is added to `invalid_patterns`.
-fn has_valid_patterns(rule: &RouteRule, invalid_patterns: &mut Vec<InvalidPattern>) -> bool {
+fn validate_patterns(rule: &RouteRule, invalid_patterns: &mut Vec<InvalidPattern>) -> bool {
     let error = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
     let are_valid = error.is_none();
     invalid_patterns

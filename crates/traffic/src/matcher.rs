@@ -75,7 +75,7 @@ impl RequestMatcher {
             && (self.has_only_path() || self.matches_except_path_outlined(request))
     }
 
-    /// True if the match has no condition other than the path. Inlined, because most matches have only a path condition.
+    /// True if the match has no condition other than the path. Inlined, because most matches have no other condition.
     #[inline]
     pub(crate) fn has_only_path(&self) -> bool {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()

@@ -97,7 +97,8 @@ fn may_match_end_in_slash(subexpression: &Hir) -> bool {
         }
         HirKind::Alternation(parts) => parts.iter().any(may_match_end_in_slash),
         HirKind::Concat(parts) => parts.last().is_none_or(may_match_end_in_slash),
-        // An empty match ends in the preceding subexpression, which is not checked. Classes of bytes are not checked either.
+        // Unknown: an empty match ends in the preceding subexpression, which is not checked, and neither are classes of
+        // bytes.
         HirKind::Class(Class::Bytes(_)) | HirKind::Empty | HirKind::Look(_) => true,
     }
 }

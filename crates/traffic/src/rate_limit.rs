@@ -39,11 +39,11 @@ struct PolicyLimits {
     config: PortLimits,
     /// The rate limit of opaque connections, if any.
     connection_limit: Option<(BucketRate, Bucket)>,
-    /// The counter of rejected connections.
+    /// The cached index of the counter for rejected connections.
     match_slot: Arc<MatchSlot>,
-    /// The rules, if they are evaluated one by one.
+    /// The rules, if they are evaluated one by one; empty if `indexed` has them.
     unindexed: Box<[CompiledRateRule]>,
-    /// The rules with their index, if there are many.
+    /// The rules with their index, if [`MatchIndex`] indexes this number of rules.
     indexed: Option<(MatchIndex, Box<[CompiledRateRule]>)>,
     /// The concurrency limit, if any.
     concurrency_limit: Option<ConcurrencyLimit>,
@@ -55,7 +55,7 @@ struct ConcurrencyLimit {
     slots: ConcurrencySlots,
     /// The response to requests over the limit, if the policy sets one.
     response: Option<Arc<FixedResponse>>,
-    /// The counter of rejected requests.
+    /// The cached index of the counter for rejected requests.
     match_slot: Arc<MatchSlot>,
 }
 
@@ -75,7 +75,7 @@ struct CompiledRateRule {
     buckets: TokenBuckets,
     /// The response to requests over the limit, if the rule sets one.
     response: Option<Arc<FixedResponse>>,
-    /// The counter of rejected requests.
+    /// The cached index of the counter for rejected requests.
     match_slot: Arc<MatchSlot>,
 }
 
@@ -99,7 +99,7 @@ pub struct RateLimitExceeded<'a> {
     pub response: Option<Arc<FixedResponse>>,
     /// The time until a token is available, from which the `retry-after` header is computed.
     pub wait: Duration,
-    /// The counter of the rule's rejections.
+    /// The cached index of the counter for the rule's rejections.
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
@@ -112,7 +112,7 @@ pub struct ConcurrencyExceeded<'a> {
     pub rule: &'static str,
     /// The response, if the policy sets one.
     pub response: Option<Arc<FixedResponse>>,
-    /// The counter of the policy's rejections.
+    /// The cached index of the counter for the policy's rejections.
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
@@ -412,8 +412,8 @@ struct ParsedPath {
     variants: PathVariants,
 }
 
-/// An iterator over the candidate rules of a policy for a request, a superset of the matching rules. Only one of the two
-/// fields has rules.
+/// An iterator over the candidate rules of a policy for a request, a superset of the matching rules. Only one of the
+/// two fields has rules.
 struct CandidateRules<'a> {
     unindexed: std::slice::Iter<'a, CompiledRateRule>,
     indexed: Option<(IndexedCandidates<'a>, &'a [CompiledRateRule])>,

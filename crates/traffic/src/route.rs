@@ -221,7 +221,7 @@ pub struct CompiledRouteRule {
     pub persistence: Option<Arc<CompiledPersistence>>,
     /// The index of the rule in its route, from 0; `index` counts the rules of all routes of the port.
     pub index_in_route: usize,
-    /// The counter of the rule's matches.
+    /// The cached index of the counter for the rule's matches.
     pub match_slot: MatchSlot,
     /// The sum of the weights, including those of backends that no grant permits.
     total_weight: u64,

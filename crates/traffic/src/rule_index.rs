@@ -507,8 +507,8 @@ pub(crate) fn lowercase_text(value: &str) -> Cow<'_, str> {
 
 /// The maximum number of indexed attributes, each of which requires a lookup per request.
 const MAX_COLUMNS: usize = 8;
-/// The maximum number of rules that are evaluated one by one, without an index. Tests use a small number, so that few
-/// rules need an index.
+/// The maximum number of rules that are evaluated one by one, without an index. It is small in tests, so that they use
+/// the index with few rules.
 const MAX_UNINDEXED_RULES: usize = if cfg!(test) { 2 } else { 16 };
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl CompiledTagRules {
         })
     }
 
-    /// Selects instances for a request. `random` is used only if a rule has several targets.
+    /// Selects instances for a request. `random` is used only if the rules permit several results.
     pub fn choose_instances(
         &self,
         request: &RequestView<'_>,
@@ -200,7 +200,7 @@ impl CompiledTagRules {
         set: Option<SetId>,
         random: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
-        // If the port has no instances at all, the set of all instances is selected: tags are not the cause of the failure.
+        // If the port has no instances, tags are not the cause of the failure: the set of all instances is selected.
         let is_port_empty = !self.has_instances(ALL_INSTANCES);
         let selected = set.or(is_port_empty.then_some(ALL_INSTANCES)).and_then(|set| {
             let instances = self.instances_by_set.get(set)?;

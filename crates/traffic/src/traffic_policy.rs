@@ -1,5 +1,5 @@
-//! Compiles the client-side traffic policies of a port, and counts the requests in progress for the limits of circuit
-//! breakers. All data threads share the counters.
+//! Compiles the client-side traffic policies of a port, and counts the requests, connections and retries in progress
+//! for the limits of circuit breakers. All data threads share the counters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,7 +44,7 @@ pub struct CompiledCircuitBreaker {
     pub response: Option<Arc<FixedResponse>>,
     /// The requests, connections and retries that the limits count.
     pub in_progress: InProgressCounts,
-    /// The counter of rejections.
+    /// The cached index of the counter for rejections.
     pub match_slot: MatchSlot,
 }
 
@@ -224,7 +224,8 @@ pub enum CountResult {
 }
 
 impl LimitedCount {
-    /// Increments the count, if the limit permits it. The order is relaxed, because no other memory depends on the count.
+    /// Increments the count, if the limit permits it. The order is relaxed, because no other memory depends on the
+    /// count.
     pub fn try_increment(&self) -> CountResult {
         let Some(limit) = self.limit else {
             return CountResult::Unlimited;

@@ -262,7 +262,7 @@ impl PathVariants {
         self.unusual.is_some()
     }
 
-    /// Returns the normalized path. `sent` is the path as sent, also in the functions below.
+    /// Returns the normalized path. `sent` is the path as sent, from which the variants were computed.
     #[inline]
     pub(crate) fn normalized_path<'a>(&'a self, sent: &'a str) -> &'a str {
         self.unusual.as_ref().map_or(sent, |unusual| &unusual.normalized)
@@ -395,8 +395,9 @@ impl Element {
     }
 }
 
-/// The kind of bytes that normalization may change: escapes, backslashes, `;` before parameters, `$` of NTFS streams, upper
-/// case, and bytes that are not visible ASCII. Each kind is one bit, so that the kinds of all bytes can be combined.
+/// The kind of bytes that normalization may change: `%` of escapes, backslashes, `;` before parameters, `$` of NTFS
+/// streams, upper case, and bytes that are not visible ASCII. Each kind is one bit, so that the kinds of all bytes can
+/// be combined.
 const CHANGED: u8 = 1;
 /// The kind of a dot.
 const DOT: u8 = 2;

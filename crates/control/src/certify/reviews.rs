@@ -138,7 +138,7 @@ impl TokenReviews {
             if pending_join.reply.is_closed() {
                 continue;
             }
-            // A rejected join needs a task too, so that its result arrives like the others.
+            // A rejected join gets a task too, so that `next_result` returns its result.
             let rejection = self.check_review_permitted(&pending_join, now).err();
             let reviewer = Arc::clone(&reviewer);
             let task = self.review_tasks.spawn(async move {
@@ -160,7 +160,7 @@ impl TokenReviews {
     ) {
         let Some(source) = source else { return };
         match &review_result.subject {
-            // A repeated token was counted when it was rejected for the first time.
+            // Without a review, nothing is counted: the token was rejected before, or its source is suspended.
             Ok(_) | Err(ReviewError::Repeated(_)) => {}
             Err(ReviewError::Rejected(reason)) => {
                 self.suspects.record_rejection(source, now);
@@ -177,8 +177,8 @@ impl TokenReviews {
     }
 }
 
-/// True if a review for a source may start now. A source with rejected tokens has one review at a time, and all such
-/// sources share [`MAX_SUSPECT_REVIEWS`].
+/// True if a review for a source may start now. A source with recent failed reviews has one review at a time, and all
+/// such sources share [`MAX_SUSPECT_REVIEWS`].
 fn may_start_review(
     sources_in_progress: &BTreeMap<Id, ConnectionSource>,
     suspects: &Suspects,
@@ -212,5 +212,5 @@ const MAX_REVIEWS_PER_SOURCE: usize = 16;
 /// they leave room for other sources.
 const MAX_SUSPECT_REVIEWS: usize = 16;
 
-/// The timeout of a review. It is short, because a client waits only a few seconds for its join.
+/// The timeout of a review. It is short, because the client ends its join after 10 s.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);

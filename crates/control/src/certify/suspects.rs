@@ -11,11 +11,12 @@ use tokio::time::Instant;
 #[derive(Debug, Default)]
 pub(super) struct Suspects(BTreeMap<ConnectionSource, FailedReviews>);
 
-/// The rejected tokens of one source, and its reviews that were unavailable.
+/// The failed reviews of one source: its rejected tokens, and its tokens for which the reviewer was unavailable.
 #[derive(Debug, Clone, Copy)]
 struct FailedReviews {
-    /// The count at the time of the last rejection.
+    /// The count at the time of the last failure.
     count: u32,
+    /// The time of the last failure.
     last_rejection: Instant,
 }
 
@@ -28,7 +29,7 @@ impl FailedReviews {
 }
 
 impl Suspects {
-    /// Counts a rejected token of a source.
+    /// Counts a failed review of a source.
     pub(super) fn record_rejection(&mut self, source: ConnectionSource, now: Instant) {
         // Makes room for a new source: removes all sources without a current rejection, or else one with the fewest.
         if !self.0.contains_key(&source) && self.0.len() >= MAX_SUSPECTS {
@@ -45,7 +46,7 @@ impl Suspects {
         self.0.insert(source, FailedReviews { count, last_rejection: now });
     }
 
-    /// Returns the current count of a source: its rejected tokens, less one for each second since.
+    /// Returns the current count of a source: the count at its last failure, less one for each second since.
     pub(super) fn rejection_count(&self, source: ConnectionSource, now: Instant) -> u32 {
         self.0.get(&source).map_or(0, |failures| failures.current_count(now))
     }

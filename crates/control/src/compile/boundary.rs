@@ -18,7 +18,6 @@ pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Ing
     let mut ingress_rules = Vec::new();
     for policy in mesh.ingress_in(&workload.name.namespace) {
         for backend in &policy.backends {
-            // A backend is skipped if another policy has precedence, or opens the port with another protocol.
             let is_selected = mesh
                 .services_of(&workload.name)
                 .any(|service| service.name.name == backend.service);
@@ -142,7 +141,7 @@ fn api_server_rules(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = Eg
     for address in addresses {
         ranges_by_port.entry(address.port()).or_default().push(address.ip().into());
     }
-    // No object exists for these rules, so they are counted under the Service of the API server.
+    // No policy object exists for these rules, so they have the name of the Service of the API server.
     let policy = PolicyName::new("default", "kubernetes").expect("it is the name of its Service");
     ranges_by_port.into_iter().map(move |(port, ranges)| EgressRule {
         policy: policy.clone(),
@@ -160,7 +159,7 @@ fn policy_egress_rules<'a>(
     policy: &'a EgressPolicy,
 ) -> impl Iterator<Item = EgressRule> + 'a {
     policy.ports.iter().map(|port| {
-        // A connection that is matched by its address carries no host name.
+        // Host names are not checked if the destination address decides.
         let matches_host = port.matched_by != MatchedBy::Address;
         let is_http = port.matched_by == MatchedBy::Http;
         EgressRule {

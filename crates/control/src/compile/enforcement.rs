@@ -71,7 +71,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
 }
 
 /// True for a service without a selector that a pod with a sidecar may join at any time, if sidecars may send plaintext
-/// to each of its current endpoints. Sidecars must balance before that pod joins: it becomes an endpoint for the control
+/// to each of its ready endpoints. Sidecars must balance before that pod joins: it becomes an endpoint for the control
 /// plane only when the cluster network already routes plaintext to it.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
     let mut unmeshed_workloads = mesh

@@ -19,7 +19,8 @@ use crate::mesh::{AffectedSet, Mesh};
 /// The class of clients that a service is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ClientClass {
-    /// All clients. They share one configuration if no namespace and no workload denies by default.
+    /// All clients. Sidecars share this configuration of a service if no namespace and no workload denies by default, and
+    /// if the sidecar's namespace has no routes of its own for the service.
     AllClients,
     /// The clients of a namespace that has its own routes for services of other namespaces.
     Consumers(Name),
@@ -489,7 +490,7 @@ fn endpoints_at_stage(
             Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
         })
         .collect();
-    // A client that may call no workload with a sidecar is not sent to an unmeshed one either.
+    // If the client may call none of the service's workloads with a sidecar, it gets no unmeshed endpoint either.
     if callable_workloads.allows_any_workload(mesh, &service.name) != Some(false) {
         endpoints.extend(unmeshed_endpoints(
             mesh,

@@ -143,7 +143,7 @@ fn caller_attributes(mesh: &Mesh, workload: &Workload) -> CallerAttributes {
         return CallerAttributes::default();
     }
     let services = mesh.services_of(&workload.name).map(|service| service.name.clone());
-    // Sermant has fields of their own for these two labels; all others are parameters.
+    // Sermant has a separate field for each of these two labels; all other labels are parameters.
     let is_parameter = |label: &String| !matches!(label.as_str(), "version" | "zone");
     CallerAttributes {
         services: services.collect(),

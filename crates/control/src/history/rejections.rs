@@ -102,7 +102,7 @@ impl Rejections {
                 let policies = deciding_policies(mesh, &services, reason, &report.rules);
                 for (index, rejected_destination) in destinations.iter().enumerate() {
                     // Requests count once, for the first destination. Those of a meshed client are counted by the
-                    // client's sidecar. All destinations get the sidecar and the policies.
+                    // client's sidecar. The sidecar and the policies are recorded for all destinations.
                     let is_counted = index == 0 && (!is_inbound || is_unmeshed);
                     let key = (rejected_destination.clone(), reason.label());
                     let (counts, evicted_entry) = table.entry(key, RejectionCounts::default);
@@ -167,7 +167,7 @@ impl Rejections {
                     count_recent(self.external_requests.get(client))
                 }
             };
-            // Sidecars of servers that counted rejections are the rejecting ones.
+            // If sidecars of servers reported the reason too, they rejected the requests.
             let rejecting_counts = server_counts.or(client_counts)?;
             (requests > 0).then(|| RejectionStatus {
                 service: destination.service().map_or(String::new(), ServiceName::to_string),

@@ -144,7 +144,7 @@ impl fmt::Display for PermittedServers {
     }
 }
 
-/// The reason why a JWKS file is not opened. Each message continues a sentence that starts with the path.
+/// The reason why a JWKS file is not opened. In diagnostics, each message follows the path.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JwksFileOpenError {
     #[error("cannot be read: {0}")]
@@ -195,8 +195,8 @@ impl PermittedFiles {
     }
 }
 
-/// Opens a path with `open` for reading, if it names a regular file. Opening a device can have side effects. So the path
-/// is first opened with `O_PATH`, which does not open the target itself, and the target is checked.
+/// Opens a path with `open` for reading, if it names a regular file. Because opening a device can have side effects, the
+/// path is first opened with `O_PATH`, which does not open the target itself, and the target is checked.
 fn open_regular_file(
     open: impl Fn(OFlags) -> Result<OwnedFd, JwksFileOpenError>,
 ) -> Result<File, JwksFileOpenError> {

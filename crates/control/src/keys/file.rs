@@ -38,7 +38,7 @@ async fn read_without_timeout(
     read_task.await.map_err(std::io::Error::from)?
 }
 
-/// The reason why a JWKS file cannot be read. Each message continues a sentence that starts with the path.
+/// The reason why a JWKS file cannot be read. In diagnostics, each message follows the path.
 #[derive(Debug, thiserror::Error)]
 enum JwksFileError {
     #[error(transparent)]

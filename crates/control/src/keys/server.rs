@@ -36,7 +36,7 @@ pub(super) async fn fetch_key_set(
     result.unwrap_or(Err(JwksRequestError::TimedOut)).map_err(|error| error.to_string())
 }
 
-/// The reason why a JWKS request failed. Each message continues a sentence that starts with the URL.
+/// The reason why a JWKS request failed. In diagnostics, each message follows the URL.
 #[derive(Debug, thiserror::Error)]
 enum JwksRequestError {
     #[error("did not respond within {FETCH_TIMEOUT:?}")]

@@ -96,5 +96,5 @@ impl FindingsCache {
     }
 }
 
-/// The lifetime of the cached findings. A page requests them every two seconds, so it always receives new ones.
+/// The lifetime of the cached findings. A page requests them every two seconds, and so receives newer ones each time.
 const CACHE_LIFETIME: Duration = Duration::from_secs(1);

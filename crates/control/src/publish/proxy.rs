@@ -125,7 +125,7 @@ impl ConnectedProxy {
             {
                 return PushOutcome::Unchanged;
             }
-            // Equal proxy configurations share one allocation.
+            // The old and the new snapshot share the allocation of an equal proxy configuration.
             if last_update.snapshot.config == snapshot.config {
                 Arc::make_mut(&mut snapshot).config = Arc::clone(&last_update.snapshot.config);
             }

@@ -50,7 +50,7 @@ impl VerifiedConnections {
             .map(|verified| (verified.peer.clone(), verified.connection_addresses))
     }
 
-    /// Marks a connection as established, so that it is no longer pending: its peer is authenticated.
+    /// Marks the peer of a connection as authenticated, so that the connection is no longer pending.
     pub(crate) fn mark_authenticated(&self, connection: ConnectionId) {
         if let Some(verified_connection) = self.lock().connections.get_mut(&connection) {
             verified_connection.is_authenticated = true;

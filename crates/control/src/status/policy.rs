@@ -23,8 +23,7 @@ pub struct PolicyStatus {
     /// destination.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The problems of the policy, such as missing references, as sentences. A rule of the policy has no effect as far as
-    /// it refers to a missing object.
+    /// The problems of the policy, such as references to missing objects, as sentences.
     pub problems: Vec<String>,
     /// The keys that a JWT policy needs and that could not be fetched.
     #[serde(default)]

@@ -74,7 +74,7 @@ fn pairs_of_subscriptions_are_combined_while_others_are_served() {
         };
         tokio::join!(send_flood, serve_other_proxy);
         let compiled = read_counter(&shop, "leno_control_snapshots_compiled_total").await - before;
-        // Without a budget, each pair would cause a compilation.
+        // If pairs were not combined, each pair would cause a compilation.
         assert!(compiled < PAIRS as u64 / 2, "{compiled} configurations for {PAIRS} pairs");
     });
 }

@@ -333,6 +333,6 @@ const MAX_ADDRESS_BYTES: usize = 16;
 /// The maximum content of a delta: 3 MiB of a message of 4 MiB. The rest is for its own fields and absent services.
 const MAX_DELTA_BYTES: usize = 3 << 20;
 
-/// The maximum size of a resource, 2.5 MiB. A service with 10,000 rules is about half as large, and a delta has room for
-/// a resource of the maximum size.
+/// The maximum size of a resource, 2.5 MiB. A service with 10,000 rules is about half as large, and a delta has
+/// room for a resource of the maximum size.
 pub(super) const MAX_RESOURCE_BYTES: usize = 5 << 19;

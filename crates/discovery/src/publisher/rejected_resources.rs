@@ -36,7 +36,8 @@ enum RetryTrigger {
     ContentChanged,
     /// A change of the state of another resource.
     DependencyChanged(ResourceKey, DependencyState),
-    /// Any configuration newer than this change. The proxy did not name the invalid resource of the delta.
+    /// Any configuration newer than this change: the proxy rejected a removal, or did not name the invalid resource
+    /// of the delta.
     NextConfig(ChangeId),
 }
 

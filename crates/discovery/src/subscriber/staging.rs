@@ -294,8 +294,8 @@ fn without_endpoints(service: &ServiceConfig) -> ServiceConfig {
     service
 }
 
-/// Returns the rejection of an endpoint that does not fit its service. The service is the cause: the endpoint may be valid
-/// after a change of the service.
+/// Returns the rejection of an endpoint that does not fit its service. The service is the cause: the endpoint may
+/// be valid after a change of the service.
 fn endpoint_rejection(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
     ResourceRejection {
         key: ResourceKey::Endpoint(endpoint.id.clone()),

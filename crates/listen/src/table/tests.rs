@@ -27,7 +27,7 @@ fn the_oldest_connection_of_a_source_is_evicted_for_its_next_one() {
     let (_, evicted) = add_waiting(&mut table, 1);
     assert_eq!(evicted, Some(first[0]));
     assert_eq!(table.connection_state(first[0]), Some(PendingState::Evicted));
-    // A connection with progress is not evicted, and counts as new in its next phase.
+    // A connection with progress is not evicted, and counts as new when it waits again.
     table.record_peer_progress(first[1], PeerProgress::Complete);
     table.start_waiting(first[1]);
     assert_eq!(add_waiting(&mut table, 1).1, Some(first[2]));

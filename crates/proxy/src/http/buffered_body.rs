@@ -81,8 +81,8 @@ impl BufferedPrefix {
         target: BufferTarget,
     ) -> Result<(), BufferingError> {
         let (BufferTarget::Prefix(max_bytes) | BufferTarget::WholeBody(max_bytes)) = target;
-        // At exactly `max_bytes`, one more read reveals if the body is longer. A prefix takes only what has
-        // already arrived, because it is sufficient without it.
+        // After exactly `max_bytes`, one more read reveals if the body is longer. A prefix does not wait for that
+        // read, because it already has its length.
         while !self.is_whole && self.byte_count <= max_bytes {
             let available_piece = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
             let next_piece = match available_piece {

@@ -49,7 +49,7 @@ fn format_date(unix_second: u64) -> DateText {
         time.minute(),
         time.second(),
     );
-    // A year of five digits would not fit.
+    // The conversion always succeeds, because the library supports no year after 9999.
     date.as_bytes().try_into().unwrap_or(*b"Thu, 01 Jan 1970 00:00:00 GMT")
 }
 

@@ -337,7 +337,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(())
     }
 
-    /// Returns the verified account of the client; `None` for a client outside the mesh.
+    /// Returns the verified account of the client; `None` if the client has no certificate of the mesh.
     fn client_account(&self) -> Option<&ServiceAccount> {
         self.session.identity.as_ref().map(|identity| &identity.account)
     }

@@ -430,10 +430,10 @@ async fn receive_response(
     match upstream {
         ResponseSource::Link(stream) => loop {
             let stream_result = stream.next().await;
-            let incoming =
+            let received_item =
                 stream_result.map_err(|error| response_path.stream_error_reason(error, stream))?;
             // The link's state machine permits no frame before a head.
-            let ReceivedItem::Head { head: bytes, interim, rejected, end } = incoming else {
+            let ReceivedItem::Head { head: bytes, interim, rejected, end } = received_item else {
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = response_path.worker.response_heads.take_object();

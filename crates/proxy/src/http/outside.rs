@@ -80,7 +80,7 @@ pub(crate) async fn resolve_authority(
                 Ok(_) | Err(_) => return Ok(NamedDestination::Service(service.clone(), *port)),
             }
         }
-        // The name does not have the form of a service name.
+        // The host is `localhost`, or does not have the form of a service name.
         Err(Reason::UnknownService) => {}
         Err(reason) => return Err(*reason),
     }

@@ -13,7 +13,8 @@ use super::message::ReadError;
 #[derive(Default)]
 pub(crate) struct ReplayBuffer {
     pieces: RefCell<Vec<BodyPiece>>,
-    /// True if the first pieces are no longer buffered, so that the body cannot be sent again.
+    /// True if buffering has stopped, so that the body cannot be sent again: it is too large, or needs no other
+    /// attempt.
     is_lost: Cell<bool>,
     /// True if the end of the body was reached.
     is_whole: Cell<bool>,
@@ -78,7 +79,7 @@ impl ReplayBuffer {
 pub(crate) struct ReplaySource<'a> {
     source: BodySource<'a>,
     buffer: Rc<ReplayBuffer>,
-    /// The number of bytes that were buffered so far.
+    /// The number of bytes read from the source while it was buffered.
     byte_count: usize,
 }
 
@@ -90,7 +91,7 @@ impl<'a> ReplaySource<'a> {
         Self { source, buffer, byte_count: 0 }
     }
 
-    /// Starts again at the first byte; permitted only while all pieces are buffered.
+    /// Starts again at the first byte; permitted only if the body is not lost.
     pub(crate) fn rewind(&mut self) {
         debug_assert!(!self.buffer.is_lost(), "a request with lost bytes cannot be replayed");
         self.buffer.next_index.set(0);
@@ -134,7 +135,7 @@ impl<'a> ReplaySource<'a> {
             let (BodyPiece::Data(bytes) | BodyPiece::Trailers(bytes)) = piece;
             self.byte_count = self.byte_count.saturating_add(bytes.len());
             if self.byte_count > MAX_BUFFERED_BYTES || pieces.len() == MAX_BUFFERED_PIECES {
-                // All buffered pieces have been sent: they were kept only for another attempt.
+                // All buffered pieces have been taken: they were kept only to be sent again.
                 self.buffer.is_lost.set(true);
                 *pieces = Vec::new();
                 self.buffer.next_index.set(0);

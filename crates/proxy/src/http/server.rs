@@ -274,7 +274,7 @@ pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream
                 let mut exchange_run = pin!(exchange.run());
                 tokio::select! {
                     biased;
-                    // The client has canceled the request, which is dropped next.
+                    // The client has reset the stream, or its link is lost: the exchange is dropped next.
                     stream_error = stream.wait_until_lost() => if let StreamError::Http2(code) = stream_error {
                         request_scope.record_cancel(code);
                     },

@@ -70,7 +70,7 @@ fn remove_fields(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<B
     let is_retained =
         |line: &&[u8]| !line.trim_ascii().is_empty() && !is_removed(&field_name(line));
     let lines = || section.split_inclusive(|byte| *byte == b'\n');
-    // Only the empty line at the end is not a field: no field is removed.
+    // Only the empty line at the end is left out, so no field is removed.
     if lines().filter(is_retained).count() + 1 == lines().count() {
         return Some(section);
     }

@@ -56,9 +56,9 @@ struct ServerState {
     /// added or removed.
     room_notify: Notify,
     /// The number of streams that the server processes on one connection before it refuses further ones with
-    /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` as long as it has refused no stream.
+    /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` if no limit is known.
     streams_per_connection: Cell<u32>,
-    /// The number of streams before the first one refused by the last GOAWAY; 0 if there was no GOAWAY.
+    /// The number of streams before the first one refused by the last GOAWAY; 0 if unknown.
     streams_before_goaway: Cell<u32>,
     /// The number of streams that the server has processed.
     processed_streams: Cell<u64>,
@@ -191,7 +191,7 @@ impl Http2Checkout {
                 connection.server.progress_notify.notified().await;
             }
         };
-        // After a timeout, `is_processed` is false.
+        // Checked again after a timeout, because a notification wakes only one of the waiting requests.
         drop(timeout(PROGRESS_TIMEOUT, progress).await);
         is_processed()
     }

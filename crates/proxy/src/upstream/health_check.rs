@@ -80,7 +80,7 @@ impl HealthChecker {
     /// Returns the interval with a jitter of 10 %, so that the checks of sidecars that started together
     /// diverge. `None` if the worker was dropped.
     fn jittered_interval(&self) -> Option<Duration> {
-        // The upper 16 bits are a fraction of 2^16.
+        // The upper 16 bits of a random number: divided by 2^16, they are a fraction below 1.
         let random = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
         let max_jitter = self.health_check.interval / 10;
         Some(
@@ -89,9 +89,9 @@ impl HealthChecker {
         )
     }
 
-    /// Returns the endpoints to check in the current configuration: none for a TCP port, and `None` if the proxy drains
-    /// or no port has the policy any more. Updates the thread's state to that configuration as well, because on a
-    /// thread without requests no other code does.
+    /// Returns the endpoints to check in the current configuration; an empty list for a TCP port. Returns `None` if
+    /// the proxy drains, or no port has the policy any more. Updates the thread's state to that configuration as
+    /// well, because on a thread without requests no other code does.
     fn current_endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
         let (worker, outlier_monitor) = (self.worker.upgrade()?, self.outlier_monitor.upgrade()?);
         if worker.is_draining() {

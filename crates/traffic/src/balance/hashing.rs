@@ -255,7 +255,8 @@ const RING_POINTS: usize = 128;
 const UNIT_PARTS: usize = 128;
 /// The number of slots of a Maglev table, a prime. The shares of a hundred endpoints differ by about 1 %.
 const TABLE_SLOTS: usize = 16_381;
-/// The maximum number of endpoints in a table or ring; further endpoints receive no keys. It bounds the size of a ring.
+/// The maximum number of endpoints in a table or ring; further endpoints receive no keys. It bounds the
+/// memory of a ring and the bits of [`RejectedEndpoints`].
 const MAX_ENDPOINTS: usize = 4096;
 /// The maximum number of slots or points that are searched for an available endpoint. After that, the default
 /// algorithm chooses one.

@@ -6,7 +6,8 @@ use leno_model::Weight;
 /// The load of a candidate, for comparison with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Requests in progress plus consecutive failures, each of which counts like a request.
+    /// The requests in progress. Balancers that consider latency add
+    /// [`EndpointLatency::failure_count`](super::EndpointLatency::failure_count).
     pub effective_requests: u32,
     /// The binary logarithm of the response time in microseconds, from
     /// [`EndpointLatency::latency_log2`](super::EndpointLatency::latency_log2); `None` if unknown.
@@ -61,8 +62,8 @@ impl Load {
     }
 }
 
-/// The maximum number of requests in progress that is compared by weight, so that weighted loads are below 2^28. Shifted by
-/// a latency of at most 24 and multiplied by a weight below 2^10, they are below 2^62 and do not overflow.
+/// The maximum number of requests in progress that is compared by weight, so that weighted loads are below 2^28.
+/// Shifted by at most 24 bits and multiplied by a weight below 2^10, they are below 2^62 and do not overflow.
 const MAX_WEIGHTED_REQUESTS: u32 = (1 << 20) - 1;
 
 #[cfg(test)]

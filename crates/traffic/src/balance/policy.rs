@@ -20,7 +20,7 @@ pub fn pick_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Opti
         return Some(index);
     }
     // Consecutive turns select neighbors. Mixing makes the replacement of an unusable candidate independent of the
-    // turn, so that all other candidates are equally likely. Every `usize` holds 31 bits.
+    // turn, so that all other candidates are equally likely. The upper 31 bits fit into a `usize`.
     nth_available(candidates, usize::try_from(mix_random(turn as u64) >> 33).unwrap_or(0))
 }
 
@@ -35,7 +35,7 @@ pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Optio
     if count > 0 && candidates.is_usable(index) {
         return Some(index);
     }
-    // Every `usize` holds 31 bits.
+    // The upper 31 bits fit into a `usize`.
     nth_available(candidates, usize::try_from(mix_random(random) >> 33).unwrap_or(0))
 }
 
@@ -98,7 +98,7 @@ pub fn choose_with_slow_start(
             break;
         }
         random = mix_random(random);
-        // The upper 16 bits are a random number below the full share.
+        // The upper 16 bits are a random number below `FULL_SHARE`.
         if u32::try_from(random >> 48).unwrap_or(0) < share {
             break;
         }

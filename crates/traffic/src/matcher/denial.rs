@@ -311,7 +311,7 @@ struct CaseTolerantRegex {
 impl CaseTolerantRegex {
     /// Compiles the case-insensitive form of a pattern. `case_sensitive_regex` is the compiled pattern itself.
     fn compile(pattern: &str, case_sensitive_regex: &Regex) -> Self {
-        // The pattern was compiled before, so its case-insensitive form compiles as well.
+        // An error is impossible: `compile_case_insensitive` falls back to the case-sensitive form, which compiled.
         let case_insensitive =
             compile_case_insensitive(pattern).unwrap_or_else(|_| case_sensitive_regex.clone());
         let case_sensitive = may_exclude_letters(pattern).then(|| case_sensitive_regex.clone());

@@ -211,8 +211,8 @@ impl Instance {
     }
 }
 
-/// Converts a count for the computation of the ejection budget. A count that is too large is reduced so that its product
-/// with [`MILLION`] does not overflow.
+/// Converts a count for the computation of the ejection budget. A count above `i64::MAX` is replaced by a
+/// smaller number, so that its product with [`MILLION`] does not overflow.
 fn signed_count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX / MILLION / 2)
 }

@@ -102,7 +102,7 @@ impl KeyedBuckets {
 
     /// Takes a token from a key's bucket, or returns the time until a token is available.
     pub(super) fn take_token(&self, key: u128, rate: BucketRate, now: u64) -> Result<(), Duration> {
-        // The lock is held for one map lookup, without waits or panics, so it is never poisoned.
+        // The lock is held for a few map operations, without waits or panics, so it is never poisoned.
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         let full_at = generations.bucket_for(key, self.capacity);
         *full_at = rate.next_full_at(*full_at, now)?;

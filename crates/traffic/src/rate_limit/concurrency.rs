@@ -116,8 +116,8 @@ impl ConcurrencySlots {
     }
 }
 
-/// Increments a counter if it is below a limit. Returns true if the counter was incremented. The order is relaxed, because
-/// no other memory depends on the counters.
+/// Increments a counter if it is below a limit. Returns true if the counter was incremented. The order is relaxed,
+/// because no other memory depends on the counters.
 fn increment_below(counter: &AtomicU32, limit: u32) -> bool {
     let next_count = |count: u32| (count < limit).then(|| count + 1);
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_count).is_ok()
@@ -273,7 +273,7 @@ impl Tuning {
         let baseline = self.baseline_latency();
         let is_sample = match outcome {
             ResponseOutcome::Success => true,
-            // Without a baseline, only a long wait shows that the application is slow.
+            // Without a baseline, the short wait of an abandoned request is no evidence of the latency.
             ResponseOutcome::Abandoned if baseline.is_infinite() => {
                 latency > MIN_WINDOW.as_secs_f64()
             }
@@ -290,7 +290,7 @@ impl Tuning {
             Some(probe) if sent_at < probe.samples_from => return None,
             Some(_) | None => {}
         }
-        // The time of twice the minimum number of samples, one request after another.
+        // Requests that are sent one after another yield twice the minimum number of samples in this time.
         let slowest_average = self.average.max(self.window.average_latency()).max(latency);
         let max_window =
             from_seconds(slowest_average * 2.0 * f64::from(MIN_SAMPLES)).max(MIN_INTERVAL);
@@ -347,7 +347,7 @@ impl Tuning {
     /// Starts an interval, with a probe if the limit was reached in the previous interval. `lengths_passed` is the
     /// elapsed time as a multiple of the previous interval's length.
     fn start_interval(&mut self, lengths_passed: f64, now: Duration) {
-        // Intervals that passed without requests end as well.
+        // Several intervals end if no window ended in the meantime.
         for _ in (0..INTERVAL_COUNT).take_while(|interval| lengths_passed >= *interval as f64 + 1.0)
         {
             self.lowest_averages.rotate_right(1);
@@ -379,7 +379,7 @@ impl Tuning {
         }
         let tolerated_factor = 1.0 + f64::from(self.rule.latency_tolerance_percent) / 100.0;
         let factor = match window.is_mostly_abandoned() {
-            // The latency is unknown, so the limit is halved.
+            // The latency is unknown, so the target is the lowest: half of the limit.
             true => 0.5,
             false => {
                 let min_average = (average - window.standard_error()).max(f64::MIN_POSITIVE);
@@ -403,18 +403,17 @@ impl Tuning {
         }
     }
 
-    /// True if the latency hardly decreased although far fewer requests wait, so that there was no queue. With a queue,
-    /// a limit of a quarter at least halves the latency, and a limit of a half, which is compared at the minimum,
-    /// reduces it by at least a fifth. If there was a queue, a reduction to a quarter becomes the start of the next
-    /// comparison.
+    /// True if the latency hardly decreased although far fewer requests wait, so that there was no queue: it did not
+    /// halve with a quarter of the limit, or decreased by less than a fifth with half of the limit, if that is the
+    /// minimum. Otherwise, a reduction to a quarter becomes the start of the next comparison.
     fn detect_ineffective_reduction(&mut self, average: f64) -> bool {
         let Some((limit_before, average_before)) = self.reduced_from else { return false };
-        // The minimum may prevent a reduction to a quarter. At the minimum, a reduction to half is compared instead.
+        // The minimum may prevent a reduction to a quarter.
         let is_minimum = self.limit <= self.min_limit();
+        // With a limit below 2, a single request waits, and not behind other requests.
         if self.limit < 2.0
             || (is_minimum && self.limit * 2.0 <= limit_before && average > average_before * 0.8)
         {
-            // A single request does not wait for other requests.
             return true;
         }
         if self.limit * 4.0 > limit_before {

@@ -1,5 +1,5 @@
-//! An index of path prefixes: finds all prefixes of a path with one lookup per length. Each prefix consists of whole path
-//! elements, the texts between slashes. `/a/b` is a prefix of `/a/b` and `/a/b/c`, not of `/a/bc`.
+//! An index of path prefixes: finds all prefixes of a path with one lookup per length. Each prefix consists of whole
+//! path elements, the texts between slashes. `/a/b` is a prefix of `/a/b` and `/a/b/c`, not of `/a/bc`.
 
 use rustc_hash::FxHashMap;
 
@@ -44,8 +44,8 @@ impl<T> PrefixIndex<T> {
         None
     }
 
-    /// Calls `on_value` with the value of each prefix of a normalized path, the longest first. A prefix may also end before
-    /// a dot, because applications may read `/a.json` as `/a`.
+    /// Calls `on_value` with the value of each prefix of a normalized path, the longest first. A prefix may also end
+    /// before a dot, because applications may read `/a.json` as `/a`.
     #[inline]
     pub(crate) fn for_each_prefix_or_stem<'a>(
         &'a self,
@@ -79,8 +79,8 @@ impl<T> Default for PrefixIndex<T> {
     }
 }
 
-/// Returns the whole elements with which all paths with this textual prefix begin: `/a` for `/a/b`, because `/a/bc` has the
-/// textual prefix as well. `None` if there are none.
+/// Returns the whole elements with which all paths with this textual prefix begin: `/a` for `/a/b`, because `/a/bc` has
+/// the textual prefix as well. `None` if there are none.
 pub(crate) fn common_whole_elements(prefix: &str) -> Option<&str> {
     let (elements, _) = prefix.rsplit_once('/')?;
     (!elements.is_empty()).then_some(elements)

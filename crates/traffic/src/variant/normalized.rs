@@ -103,8 +103,8 @@ pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
 /// Decodes as many layers of escapes as applications decode. The second value is true if no escape remains.
 pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     let mut bytes = text.as_bytes().to_vec();
-    // The additional pass detects remaining escapes. An escape is longer than its character, so an unchanged length means
-    // that there was no escape.
+    // The additional pass detects remaining escapes. An escape is longer than its character, so an unchanged length
+    // means that there was no escape.
     for _ in 0..=MAX_ESCAPE_LAYERS {
         let decoded = decoded_once(&bytes);
         if decoded.len() == bytes.len() {

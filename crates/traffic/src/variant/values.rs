@@ -120,7 +120,7 @@ const BYTE_KINDS: [u8; 256] = {
 };
 
 /// The maximum number of values of a header or a parameter that are compared with a rule. It bounds the work for one
-/// request. With more values, every rule matches.
+/// request. With more values, the condition always holds.
 const MAX_COMPARED_VALUES: usize = 1024;
 
 #[cfg(test)]

@@ -261,7 +261,7 @@ impl Exchange<'_, '_> {
             }
         })
         .await;
-        // After a disconnect, the client has canceled the attempts, and not this sidecar.
+        // After a disconnect, the attempts count as canceled by the client, not as abandoned by this sidecar.
         if !matches!(race_result, RaceResult::FirstAttempt(Err(Reason::DownstreamClosed))) {
             let _attempt_scope = cancel::AttemptScope;
             cancel::AttemptScope::mark_abandoned();
@@ -283,7 +283,7 @@ struct HedgedAttempt<'a> {
     /// The service with the retry budget to which the attempt is charged; `None` if the request has no service.
     service: Option<ServiceName>,
     actions: Option<Arc<CompiledActions>>,
-    /// True for a gRPC call, in which the gRPC status decides about an error.
+    /// True for a gRPC call: its gRPC status decides if a response is an error.
     is_grpc: bool,
     hedge_state: Rc<HedgeState>,
 }

@@ -163,7 +163,7 @@ fn find_token<'a>(
             let is_scheme_end =
                 |token_part: &&str| scheme == prefix || token_part.starts_with(char::is_whitespace);
             let token_part = token_part.filter(is_scheme_end);
-            // Joined values of another length are those of several headers.
+            // A joined value of another length contains the values of several headers.
             if joined_similar.is_some_and(|joined| joined.len() != value.len()) {
                 return Err(JwtError::Malformed);
             }

@@ -126,7 +126,7 @@ impl Exchange<'_, '_> {
                 session_endpoint(worker, endpoint, cluster, avoided_endpoint)
                     .map(AttemptTarget::Upstream)
             }
-            // The route has changed between the application and endpoints.
+            // The pinned connection is for another kind of destination than this request.
             _ => None,
         }
     }

@@ -110,7 +110,7 @@ impl Exchange<'_, '_> {
             if !self.run_while_connected(newer_endpoint).await? {
                 break;
             }
-            // Without an endpoint, no attempt was made.
+            // Without an endpoint, the last try made no attempt that could count as a retry.
             if failure.reason != Reason::NoEndpoint {
                 self.prepare_next_attempt(true);
             }
