@@ -5,6 +5,7 @@ mod admission;
 mod apply;
 mod cni;
 mod control_plane;
+mod definition_schema;
 mod examine;
 mod hook;
 mod installed;

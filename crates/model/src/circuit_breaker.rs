@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::action::Header;
-use crate::service_policy::{FailureClasses, ServicePolicyName};
+use crate::outlier_detection::FailureClasses;
+use crate::service_policy::ServicePolicyName;
 
 /// The circuit breaker of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

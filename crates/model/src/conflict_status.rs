@@ -88,7 +88,7 @@ mod tests {
         ServicePolicy {
             name: ServicePolicyName::new(ServicePolicyKind::Hedging, "shop", name).unwrap(),
             scope: PolicyScope::Services(vec![RouteParent { service, port }]),
-            rule: ServiceRule::Hedging(HedgeRule { after, methods: Vec::new() }),
+            rule: ServiceRule::Hedging(HedgeRule { after, methods: [].into() }),
             created: 0,
         }
     }

@@ -1,8 +1,13 @@
 //! Settings of request hedging: a second attempt at another endpoint, in parallel to a first attempt that is slow to
 //! respond.
 
+use std::borrow::Borrow;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::definition::{
+    Definition, ManifestBuilder, ManifestValue, Schema, TextProblem, TextSchema,
+};
 use crate::service_policy::ServicePolicyName;
 
 /// The hedging of requests to a port, and the policy that sets it.
@@ -15,31 +20,71 @@ pub struct PortHedging {
 }
 
 /// The condition for a second attempt at another endpoint while the first attempt has no response.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Definition)]
 pub struct HedgeRule {
-    /// The time to wait for the response headers of the first attempt.
+    /// Time to wait for the response headers of the first attempt. A good choice is the latency of the 95th percentile:
+    /// then at most one request in 20 is sent twice.
+    // A shorter time would hedge requests with an ordinary latency, and most clients time out before the longest one.
+    #[field(duration("1ms", "60s"))]
     pub after: Duration,
-    /// The HTTP methods of hedged requests; all idempotent methods when empty.
-    pub methods: Vec<String>,
+    /// Hedged methods. By adding a method that is not idempotent, such as POST for gRPC calls, you declare that the request
+    /// may be executed twice.
+    #[field(list(1, 16), absent = "GET, HEAD, OPTIONS, TRACE, PUT and DELETE")]
+    pub methods: BTreeSet<HedgeMethod>,
 }
 
-impl HedgeRule {
-    /// The minimum of `after`. A shorter time would hedge requests with an ordinary latency.
-    pub const MIN_AFTER: Duration = Duration::from_millis(1);
-    /// The maximum of `after`. Most clients time out earlier.
-    pub const MAX_AFTER: Duration = Duration::from_secs(60);
-    /// The maximum number of methods in a rule. Each is compared with the method of a request.
-    pub const MAX_METHODS: usize = 16;
+/// A method that can be sent twice: 1 to 32 upper-case letters, digits, `-` or `_`, and not `CONNECT`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HedgeMethod(String);
 
-    /// True for a valid method of a rule: 1 to 32 upper-case letters, digits, `-` or `_`, and not `CONNECT`.
+impl HedgeMethod {
+    /// Validates a method; `None` if it cannot be sent twice.
     #[must_use]
-    pub fn is_valid_method(text: &str) -> bool {
+    pub fn new(text: &str) -> Option<Self> {
+        Self::is_valid(text).then(|| Self(text.to_owned()))
+    }
+
+    /// Returns the method as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn is_valid(text: &str) -> bool {
         let is_method_byte = |byte: u8| {
             byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
         };
         !text.is_empty()
-            && text.len() <= 32
+            && text.len() <= MAX_METHOD_BYTES
             && text.bytes().all(is_method_byte)
             && text != "CONNECT"
     }
 }
+
+impl Definition for HedgeMethod {
+    const SCHEMA: Schema = Schema::Text(&TextSchema {
+        max_bytes: MAX_METHOD_BYTES,
+        pattern: Some("^[A-Z0-9_-]+$"),
+        check: |text| match Self::is_valid(text) {
+            true => Ok(()),
+            false => {
+                let problem = "is not a method that can be sent twice";
+                Err(TextProblem::new(problem, "use one such as GET or POST"))
+            }
+        },
+    });
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        Self::new(&value.into_text()?)
+    }
+}
+
+/// Rules look a method up by its text.
+impl Borrow<str> for HedgeMethod {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Maximum length of a method; the longest registered one has 17 bytes.
+const MAX_METHOD_BYTES: usize = 32;

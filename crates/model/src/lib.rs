@@ -16,6 +16,7 @@ pub mod collector;
 pub mod conflict_status;
 pub mod conflicts;
 pub mod cors;
+pub mod definition;
 pub mod dns_record;
 pub mod egress;
 pub mod endpoint;
@@ -31,11 +32,15 @@ pub mod ingress;
 pub mod instance;
 pub mod ip_range;
 pub mod jwt;
+pub mod kind_definition;
+pub mod literal_path;
 pub mod log_template;
 pub mod mesh;
 pub mod name;
 pub mod observability;
+pub mod outlier_detection;
 pub mod policy;
+pub mod policy_targets;
 pub mod rate_limit;
 pub mod reason;
 pub mod request_need;
@@ -101,7 +106,7 @@ pub use gateway::{
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use health_check::{HealthCheck, HealthProbe};
-pub use hedging::{HedgeRule, PortHedging};
+pub use hedging::{HedgeMethod, HedgeRule, PortHedging};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use ingress::{
     ClientCertificateMode, IngressBackend, IngressKind, IngressName, IngressPolicy,
@@ -113,6 +118,7 @@ pub use jwt::{
     ClaimHeader, ClaimMatch, IssuerKeys, JwtIssuer, JwtLocation, JwtValidation, KeyServer,
     KeySource, TokenRequirement,
 };
+pub use kind_definition::{KIND_DEFINITIONS, KindDefinition};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, MAX_TEMPLATE_BYTES};
 pub use mesh::{AdmissionSettings, DefaultPolicy, Egress, MeshConfig, MtlsMode};
 pub use name::{
@@ -122,9 +128,13 @@ pub use name::{
 pub use observability::{
     AccessLog, LogFormat, MetricsPush, Observability, PropagationFormat, Sampling, Tracing,
 };
+pub use outlier_detection::{
+    EjectionTime, FailureClasses, FailureRate, GrpcFailure, OutlierDetection,
+};
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };
+pub use policy_targets::{PolicyTargets, TargetedRule};
 pub use rate_limit::{
     AdaptiveConcurrency, Concurrency, PortLimits, Rate, RateLimitKey, RateLimits, RateRule,
 };
@@ -141,10 +151,9 @@ pub use security_floor::{OverriddenSetting, SecurityFloor, repository_of};
 pub use server::{InvalidEndpoint, Server};
 pub use service::{IpFamilies, Protocol, Service, ServicePort, TargetPort, is_server_first};
 pub use service_policy::{
-    EjectionTime, FailureClasses, FailureRate, OutlierAlgorithm, OutlierDetection, PolicyScope,
-    PortOutlierDetection, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
-    ServicePolicyKind, ServicePolicyName, ServiceRule, Specificity, TrafficPolicy,
-    UpstreamTrafficSettings,
+    OutlierAlgorithm, PolicyScope, PortOutlierDetection, SermantCommon, SermantConfig,
+    SermantRemoval, SermantRule, ServicePolicy, ServicePolicyKind, ServicePolicyName, ServiceRule,
+    Specificity, TrafficPolicy, UpstreamTrafficSettings,
 };
 pub use session_persistence::{PersistenceType, SessionPersistence};
 pub use sidecar_facts::{

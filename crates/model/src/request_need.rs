@@ -7,11 +7,11 @@ use crate::check_service::RequestCheck;
 use crate::circuit_breaker::{CircuitBreaker, CircuitLimits, FixedResponse, TripConditions};
 use crate::fault::PortFaults;
 use crate::jwt::TokenRequirement;
+use crate::outlier_detection::{FailureClasses, OutlierDetection};
 use crate::rate_limit::RateLimits;
 use crate::service::Protocol;
 use crate::service_policy::{
-    FailureClasses, OutlierAlgorithm, OutlierDetection, PortOutlierDetection, ServicePolicyName,
-    ServiceRule,
+    OutlierAlgorithm, PortOutlierDetection, ServicePolicyName, ServiceRule,
 };
 use crate::snapshot::WorkloadConfig;
 

@@ -8,9 +8,9 @@ use crate::balancing::{LoadBalancing, PortLoadBalancing};
 use crate::check_service::RequestCheck;
 use crate::circuit_breaker::{CircuitBreaker, PortCircuitBreaker};
 use crate::fault::{FaultRule, PortFaults};
-use crate::health_check::HealthCheck;
 use crate::hedging::{HedgeRule, PortHedging};
 use crate::name::{InvalidName, Name, ServiceName};
+use crate::outlier_detection::{FailureClasses, OutlierDetection};
 use crate::rate_limit::{PortLimits, RateLimits};
 use crate::route::RouteParent;
 
@@ -355,77 +355,6 @@ pub enum OutlierAlgorithm {
     Native(OutlierDetection),
     /// The algorithm of Sermant's service-removal.
     Sermant(SermantRemoval),
-}
-
-/// The conditions that eject an endpoint, and the conditions that return it to service.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct OutlierDetection {
-    /// The responses that count as failures; never empty.
-    pub failures: FailureClasses,
-    /// The length of the sliding window of the failure rate.
-    pub window: Duration,
-    /// The number of buckets of the window; it slides by one bucket at a time.
-    pub buckets: u8,
-    /// Ejects at this failure rate in the window; disabled when absent.
-    pub failure_rate: Option<FailureRate>,
-    /// Ejects after this many consecutive failures; disabled when absent.
-    pub consecutive_failures: Option<u32>,
-    /// The maximum share of endpoints ejected at the same time, in percent, rounded down.
-    pub max_ejection_percent: u8,
-    /// The minimum number of endpoints that stay in service, at least one.
-    pub min_healthy: u32,
-    /// The ejection time.
-    pub ejection_time: EjectionTime,
-    /// The number of consecutive requests that must succeed after an ejection before the endpoint receives its full
-    /// share again.
-    pub probe_requests: u32,
-    /// Active health checks, in addition to the observed responses; disabled when absent.
-    pub health_check: Option<Box<HealthCheck>>,
-}
-
-/// The failure rate that ejects an endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FailureRate {
-    /// The share of failed requests in percent, 1 to 100.
-    pub percent: u8,
-    /// The minimum number of requests in the window; with fewer the rate is ignored.
-    pub min_requests: u32,
-}
-
-/// The ejection time: an exponential backoff from the base to the maximum, minus random jitter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct EjectionTime {
-    /// The first ejection time.
-    pub base: Duration,
-    /// The maximum ejection time.
-    pub max: Duration,
-    /// The maximum jitter, in percent.
-    pub jitter_percent: u8,
-}
-
-/// The classes of failures that count as failures of an endpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct FailureClasses {
-    /// No connection or TLS session with the endpoint, or with its application, was established.
-    pub connect: bool,
-    /// The connection, the response headers or the end of the response timed out.
-    pub timeout: bool,
-    /// The connection was reset, or the response was not valid HTTP.
-    pub reset: bool,
-    /// The response status was 500 to 599.
-    pub server_errors: bool,
-    /// The response status was 502, 503 or 504.
-    pub gateway_errors: bool,
-    /// The gRPC statuses that count, in order and without duplicates.
-    pub grpc: Vec<u8>,
-}
-
-impl FailureClasses {
-    /// True if no class counts.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// Sermant's outlier configuration for all services of a namespace.

@@ -505,6 +505,22 @@ impl<'a> Field<'a> {
         Some(MapFields { entries, map: self.clone() })
     }
 
+    /// Returns the entry of a map with this key; `None` if the value is no map or has no such key.
+    pub(crate) fn child(&self, key: &str) -> Option<Self> {
+        let NodeValue::Map(map) = &self.node.value else { return None };
+        let is_key =
+            |node: &DocumentNode| matches!(&node.value, NodeValue::Text(text) if text == key);
+        let (_, node) = map.iter().find(|(name, _)| is_key(name))?;
+        Some(Field { node, path: self.child_path(key), diagnostics: self.diagnostics })
+    }
+
+    /// Returns the element of a list at this index; `None` if the value is no list or is shorter.
+    pub(crate) fn element(&self, index: usize) -> Option<Self> {
+        let NodeValue::List(list) = &self.node.value else { return None };
+        let path = format!("{}[{index}]", self.path);
+        Some(Field { node: list.get(index)?, path, diagnostics: self.diagnostics })
+    }
+
     /// Returns the path of this map's entry with the key.
     fn child_path(&self, key: &str) -> String {
         append_key(&self.path, key)

@@ -6,6 +6,7 @@
 //! same readers.
 
 mod document;
+mod duration;
 mod field;
 mod file;
 mod hint;
@@ -16,6 +17,7 @@ mod outline;
 mod pattern;
 mod rejections;
 mod scan;
+mod schema_reader;
 mod suggest;
 mod unsupported_kinds;
 mod watch;

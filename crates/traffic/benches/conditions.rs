@@ -38,7 +38,7 @@ pub(crate) const ATTEMPT: FailedAttempt = FailedAttempt {
 };
 
 pub(crate) fn hedge_rule() -> HedgeRule {
-    HedgeRule { after: Duration::from_millis(20), methods: Vec::new() }
+    HedgeRule { after: Duration::from_millis(20), methods: [].into() }
 }
 
 pub(crate) const HEDGE_CONDITIONS: HedgeConditions<'_> =

@@ -28,7 +28,7 @@ pub fn may_hedge(
 ) -> bool {
     let allows_method = match rule.methods.is_empty() {
         true => is_idempotent(request.method),
-        false => rule.methods.iter().any(|method| method == request.method),
+        false => rule.methods.contains(request.method),
     };
     let max_retries = retry.map_or(MAX_RETRIES, |retry| retry.attempts);
     allows_method
@@ -41,10 +41,12 @@ pub fn may_hedge(
 mod tests {
     use std::time::Duration;
 
+    use leno_model::HedgeMethod;
+
     use super::*;
 
     fn hedge_rule(methods: &[&str]) -> HedgeRule {
-        let methods = methods.iter().map(|method| (*method).to_owned()).collect();
+        let methods = methods.iter().filter_map(|method| HedgeMethod::new(method)).collect();
         HedgeRule { after: Duration::from_millis(50), methods }
     }
 

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// The permitted dependencies of each crate on the other crates of the project.
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
-    ("model", &[]),
+    ("derive", &[]),
+    ("model", &["derive"]),
     ("wire", &[]),
     ("telemetry", &[]),
     ("traffic", &["model"]),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use leno_model::{
     BalanceAlgorithm, BodyExcerpt, CheckService, CircuitBreaker, Concurrency, FailureClasses,
-    FailureMode, FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule,
+    FailureMode, FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeMethod, HedgeRule,
     LoadBalancing, LongBodyAction, OutlierAlgorithm, OutlierDetection, PortLoadBalancing,
     PortOutlierDetection, Rate, RateLimitKey, RateRule, Reason, RequestThreshold, SermantRemoval,
     ServicePolicyName, TripConditions,
@@ -101,9 +101,10 @@ pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> Po
 }
 
 fn describe_hedging(rule: &HedgeRule) -> String {
-    let methods_text = match rule.methods.as_slice() {
-        [] => "an idempotent method".to_owned(),
-        methods => format!("the method {}", methods.join(" or ")),
+    let methods: Vec<&str> = rule.methods.iter().map(HedgeMethod::as_str).collect();
+    let methods_text = match methods.is_empty() {
+        true => "an idempotent method".to_owned(),
+        false => format!("the method {}", methods.join(" or ")),
     };
     format!("hedges requests with {methods_text} to a second endpoint after {:?}", rule.after)
 }

@@ -9,9 +9,11 @@ mod mesh;
 mod policies;
 mod tags;
 
+use leno_model::PolicyTargets;
 use serde_json::{Value, json};
 
 use super::common_labels;
+use super::definition_schema::schema_of_field;
 use super::schema::{
     any_value, enumeration, list, map, object, pruned_object, text, with_description, with_keyword,
 };
@@ -158,15 +160,7 @@ pub(super) fn smi_kind_definitions() -> Vec<Value> {
 
 /// Returns the schema of target references: services of the policy's namespace, by name and optional port.
 fn target_refs() -> Value {
-    let target = object([
-        ("group", enumeration(&["", "core"])),
-        ("kind", enumeration(&["Service"])),
-        ("name!", super::schema::dns_label()),
-        ("namespace", super::schema::dns_label()),
-        ("port", super::schema::port()),
-    ]);
-    let description = "Target services, in the namespace of the policy.";
-    with_description(super::schema::non_empty_list(target, 16), description)
+    schema_of_field::<PolicyTargets>("targetRefs")
 }
 
 /// Returns the schema of value matches, by name: a text, or an operator with its operand.

@@ -489,7 +489,7 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
         let (_server, second) = mesh.start_server("ratings-2", app.address).await;
         let mut services = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
         let policy = policy_name(ServicePolicyKind::Hedging, "called");
-        let rule = HedgeRule { after: Duration::from_millis(1), methods: Vec::new() };
+        let rule = HedgeRule { after: Duration::from_millis(1), methods: [].into() };
         services[0].ports.get_mut(&PORT).unwrap().traffic_policy.hedging =
             Some(PortHedging { policy, rule });
         let port = services[1].ports.get_mut(&PORT).unwrap();

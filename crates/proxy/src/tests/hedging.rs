@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    BalanceAlgorithm, EjectionTime, Endpoint, FailureClasses, HedgeRule, LoadBalancing,
-    OutlierAlgorithm, OutlierDetection, PersistenceType, PortHedging, PortLoadBalancing,
-    PortOutlierDetection, Protocol, RetryRule, RouteRule, RuleActions, ServicePolicyKind,
-    ServicePolicyName, SessionPersistence, TrafficPolicy,
+    BalanceAlgorithm, EjectionTime, Endpoint, FailureClasses, HedgeMethod, HedgeRule,
+    LoadBalancing, OutlierAlgorithm, OutlierDetection, PersistenceType, PortHedging,
+    PortLoadBalancing, PortOutlierDetection, Protocol, RetryRule, RouteRule, RuleActions,
+    ServicePolicyKind, ServicePolicyName, SessionPersistence, TrafficPolicy,
 };
 use leno_telemetry::{Count, Gauge};
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use crate::record::Hedge;
 
 fn hedging_rule(methods: &[&str]) -> PortHedging {
     let policy = ServicePolicyName::new(ServicePolicyKind::Hedging, "bookinfo", "x").unwrap();
-    let methods = methods.iter().map(|method| (*method).to_owned()).collect();
+    let methods = methods.iter().filter_map(|method| HedgeMethod::new(method)).collect();
     PortHedging { policy, rule: HedgeRule { after: HEDGE_DELAY, methods } }
 }
 

@@ -7,13 +7,13 @@ use leno_model::{
     TripConditions,
 };
 
-use super::outlier_detection::read_failure_classes;
 use super::response;
 use super::service_policy::{
-    read_duration_or, read_duration_within, read_number_or, read_optional_limit, read_percent_or,
-    read_targets,
+    read_duration_or, read_number_or, read_optional_limit, read_percent_or, read_targets,
 };
+use crate::duration::read_duration_within;
 use crate::field::Field;
+use crate::schema_reader::read_included;
 
 /// Reads the `spec` of a `CircuitBreaker`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
@@ -28,7 +28,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
         circuit_breaker.connect_timeout = Some(read_connect_timeout(field)?);
     }
     if let Some(field) = fields.find("trip") {
-        circuit_breaker.trip = Some(read_trip(field)?);
+        circuit_breaker.trip = Some(read_trip(field, namespace)?);
     }
     match fields.find("response") {
         Some(field) if circuit_breaker.trip.is_none() => {
@@ -57,7 +57,7 @@ fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
 
 /// Reads `trip`: the conditions that open the circuit. The failure rate has a default only if there is no other
 /// condition.
-fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
+fn read_trip(field: &Field<'_>, namespace: &Name) -> Option<TripConditions> {
     let fields = field.read_fields(&[
         "failures",
         "grpcStatuses",
@@ -70,6 +70,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
         "openDuration",
         "halfOpenRequests",
     ])?;
+    let failures = read_included(&fields, namespace);
     let slow_requests = match fields.find("slow") {
         Some(field) => Some(read_slow_requests(field)?),
         None => None,
@@ -82,7 +83,6 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
         _ => threshold_from_percent(read_percent_or(&fields, "percent", 1, 50)?),
     };
     Some(TripConditions {
-        failures: read_failure_classes(&fields)?,
         window: read_duration_or(
             &fields,
             "window",
@@ -103,6 +103,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
             Duration::from_secs(30),
         )?,
         half_open_requests: read_number_or(&fields, "halfOpenRequests", 1, 1000, 1)?,
+        failures: failures?,
     })
 }
 

@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
-use leno_model::{FaultAbort, FaultDelay, FaultRule, FixedResponse, Name, PolicyScope};
+use leno_model::{
+    FaultAbort, FaultDelay, FaultRule, FixedResponse, GrpcFailure, Name, PolicyScope,
+};
 
 use super::access_policy::{read_elements, read_peer};
 use super::http_route::read_match;
-use super::outlier_detection::GRPC_STATUSES;
 use super::response::{read_body, read_headers};
-use super::service_policy::{read_duration_within, read_targets};
+use super::service_policy::read_targets;
 use crate::document::NodeValue;
+use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
 use crate::hint::Replacement;
+use crate::schema_reader::read_definition;
 
 /// Reads the `spec` of a `FaultInjection`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Vec<FaultRule>)> {
@@ -49,7 +52,7 @@ fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<Faul
         None => None,
     };
     let abort = match fields.find("abort") {
-        Some(field) => Some(read_abort(field)?),
+        Some(field) => Some(read_abort(field, namespace)?),
         None => None,
     };
     if delay.is_none() && abort.is_none() {
@@ -74,7 +77,7 @@ fn read_delay(field: &Field<'_>) -> Option<FaultDelay> {
 }
 
 /// Reads `abort`: the response in place of the upstream's, and the percentage of requests.
-fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
+fn read_abort(field: &Field<'_>, namespace: &Name) -> Option<FaultAbort> {
     let fields = field.read_fields(&["httpStatus", "grpcStatus", "body", "headers", "percent"])?;
     let status = match fields.find("httpStatus") {
         Some(field) => {
@@ -88,7 +91,7 @@ fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
         None => None,
     };
     let grpc_status = match fields.find("grpcStatus") {
-        Some(field) => Some(field.read_choice(GRPC_STATUSES)?),
+        Some(field) => Some(read_definition::<GrpcFailure>(field, namespace)?.number()),
         None => None,
     };
     if status.is_none() && grpc_status.is_none() {

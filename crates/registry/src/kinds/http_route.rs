@@ -16,6 +16,7 @@ use super::literal_path::read_literal_path;
 use super::other_kinds::{DefaultKind, reject_other_kinds};
 use super::{ObjectMetadata, persistence};
 use crate::document::NodeValue;
+use crate::duration::read_duration;
 use crate::field::{Field, MapFields};
 
 /// Reads the `spec` of an `HTTPRoute`.
@@ -385,15 +386,6 @@ fn read_timeouts(rule: &MapFields<'_>) -> (Option<Duration>, Option<Duration>) {
     (request_timeout, attempt_timeout)
 }
 
-/// Reads a Gateway API duration; see [`parse_duration`].
-pub(super) fn read_duration(field: &Field<'_>) -> Option<Duration> {
-    field.read_with(
-        parse_duration,
-        "a duration",
-        "use a number with a unit, such as \"5s\" or \"500ms\"",
-    )
-}
-
 /// Reads the field `retry` of a rule. The Gateway API calls the maximum number of retries `attempts`; the first attempt is
 /// not counted.
 fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
@@ -434,33 +426,6 @@ fn read_max_retries(field: &Field<'_>) -> Option<u8> {
     Some(accepted_number.unwrap_or(upper_bound))
 }
 
-/// Parses a Gateway API duration (GEP-2257): one to four pairs of up to five digits and a unit.
-pub(super) fn parse_duration(text: &str) -> Option<Duration> {
-    let mut remaining = text;
-    let mut total = Duration::ZERO;
-    for _ in 0..4 {
-        let digit_count = remaining.bytes().take_while(u8::is_ascii_digit).count();
-        if digit_count == 0 || digit_count > 5 {
-            return None;
-        }
-        let (digits, unit_and_following) = remaining.split_at_checked(digit_count)?;
-        let number: u64 = digits.parse().ok()?;
-        let (milliseconds, unit_length) = match unit_and_following.as_bytes() {
-            [b'm', b's', ..] => (1, 2),
-            [b'h', ..] => (3_600_000, 1),
-            [b'm', ..] => (60_000, 1),
-            [b's', ..] => (1_000, 1),
-            _ => return None,
-        };
-        total += Duration::from_millis(number * milliseconds);
-        remaining = unit_and_following.split_at_checked(unit_length)?.1;
-        if remaining.is_empty() {
-            return Some(total);
-        }
-    }
-    None
-}
-
 /// The methods of the resource's schema.
 const METHODS: &[(&str, &str)] = &[
     ("GET", "GET"),
@@ -493,33 +458,3 @@ const MAX_RETRY_CODES: usize = 200;
 pub(super) const DEFAULT_RETRIES: u8 = 1;
 /// The default backoff before the first retry, as in Envoy.
 pub(super) const DEFAULT_RETRY_BACKOFF: Duration = Duration::from_millis(25);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_gateway_api_durations_are_parsed() {
-        for (text, milliseconds) in [
-            ("5s", Some(5_000)),
-            ("500ms", Some(500)),
-            ("1h", Some(3_600_000)),
-            ("1h30m10s500ms", Some(5_410_500)),
-            ("10s30m1h", Some(5_410_000)),
-            ("0s", Some(0)),
-            ("99999h", Some(359_996_400_000)),
-            ("5", None),
-            ("", None),
-            ("s", None),
-            ("1.5s", None),
-            ("-1s", None),
-            ("1d", None),
-            ("100000s", None),
-            ("1s1s1s1s1s", None),
-            ("1 s", None),
-        ] {
-            let expected = milliseconds.map(Duration::from_millis);
-            assert_eq!(parse_duration(text), expected, "{text}");
-        }
-    }
-}

@@ -7,7 +7,8 @@ use leno_model::{
 };
 
 use super::http_route::read_header_name;
-use super::service_policy::{read_duration_within, read_number_or, read_percent_or, read_targets};
+use super::service_policy::{read_number_or, read_percent_or, read_targets};
+use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
 
 /// Reads the `spec` of a `LoadBalancing`.

@@ -6,7 +6,7 @@ use leno_model::{
 };
 
 use super::request_condition::require_exactly_one_key;
-use super::service_policy::read_duration_within;
+use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
 use crate::hint::Replacement;
 use crate::suggest::{closest_word, join_with_or};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leno_model::{PersistenceType, RouteRule, SessionPersistence};
 
-use super::http_route::read_duration;
+use crate::duration::read_duration;
 use crate::field::{Field, MapFields};
 
 /// Reads the session persistence of a rule; `None` if the field is absent or invalid. Its name and cookie settings are in

@@ -7,9 +7,10 @@ use leno_model::{
 
 use super::access_policy::{read_elements, read_peer};
 use super::http_route::{read_header_name, read_match};
-use super::service_policy::{read_duration_within, read_number_or, read_targets};
+use super::service_policy::{read_number_or, read_targets};
 use super::{global_limit, response};
 use crate::document::NodeValue;
+use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
 
 /// Reads the `spec` of a `RateLimit`: limits of connections, of requests per period, and of concurrent requests, and

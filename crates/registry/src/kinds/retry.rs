@@ -7,10 +7,11 @@ use leno_model::{Name, PolicyName, RetryPolicy, RetryRule, ServiceAccount, Servi
 
 use super::ObjectMetadata;
 use super::egress::read_unique;
-use super::http_route::{DEFAULT_RETRIES, DEFAULT_RETRY_BACKOFF, read_duration};
+use super::http_route::{DEFAULT_RETRIES, DEFAULT_RETRY_BACKOFF};
 use super::service_policy::read_number_or;
 use super::smi::read_account;
 use crate::document::NodeValue;
+use crate::duration::read_duration;
 use crate::field::{Field, MapFields};
 
 /// Reads the `spec` of a `Retry`.

@@ -3,21 +3,21 @@
 
 use std::time::Duration;
 
+use leno_model::definition::Definition;
 use leno_model::{
-    Name, PolicyScope, RequestCheck, RouteParent, ServiceName, ServicePolicy, ServicePolicyKind,
-    ServicePolicyName, ServiceRule,
+    Name, PolicyScope, PolicyTargets, RequestCheck, ServicePolicy, ServicePolicyKind,
+    ServicePolicyName, ServiceRule, TargetedRule,
 };
 
-use super::http_route::parse_duration;
-use super::other_kinds::{DefaultKind, reject_other_kinds};
 use super::upstream_rate_limit::BurstMeaning;
 use super::{
-    ObjectMetadata, circuit_breaker, external_authorization, fault_injection, hedging,
-    jwt_validation, load_balancing, outlier_detection, rate_limit, sermant_removal, traffic_warmup,
-    upstream_traffic_setting,
+    ObjectMetadata, circuit_breaker, external_authorization, fault_injection, jwt_validation,
+    load_balancing, rate_limit, sermant_removal, traffic_warmup, upstream_traffic_setting,
 };
 use crate::document::NodeValue;
+use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
+use crate::schema_reader::{read_definition, read_included};
 
 /// Reads the `spec` of a service policy of any kind. `version` is the document's `apiVersion`.
 pub(super) fn read(
@@ -29,7 +29,7 @@ pub(super) fn read(
     let name = ServicePolicyName { kind, namespace: metadata.namespace, name: metadata.name };
     let (scope, rule) = match kind {
         ServicePolicyKind::OutlierDetection => {
-            let (scope, rule) = outlier_detection::read(&name.namespace, spec)?;
+            let (scope, rule) = read_targeted(&name.namespace, spec)?;
             (scope, ServiceRule::OutlierDetection(rule))
         }
         ServicePolicyKind::SermantRemoval => {
@@ -64,7 +64,7 @@ pub(super) fn read(
             (scope, ServiceRule::LoadBalancing(rule))
         }
         ServicePolicyKind::Hedging => {
-            let (scope, rule) = hedging::read(&name.namespace, spec)?;
+            let (scope, rule) = read_targeted(&name.namespace, spec)?;
             (scope, ServiceRule::Hedging(rule))
         }
         ServicePolicyKind::JwtValidation => {
@@ -80,72 +80,16 @@ pub(super) fn read(
     Some(ServicePolicy { name, scope, rule, created: 0 })
 }
 
+/// Reads a `spec` with `targetRefs` by the definition of its rule.
+fn read_targeted<R: Definition>(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R)> {
+    let TargetedRule { targets, rule } = read_definition(spec, namespace)?;
+    Some((PolicyScope::Services(targets.into_targets()), rule))
+}
+
 /// Reads the services in `targetRefs`.
 pub(super) fn read_targets(fields: &MapFields<'_>, namespace: &Name) -> Option<PolicyScope> {
-    let field = fields.require("targetRefs")?;
-    let target_fields = field.read_list(MAX_TARGETS)?;
-    if target_fields.is_empty() {
-        field.reject("is empty", "name the service that the policy applies to");
-        return None;
-    }
-    let mut targets: Vec<RouteParent> = Vec::new();
-    for target_field in &target_fields {
-        let Some(target) = read_target(target_field, namespace) else { continue };
-        if targets.contains(&target) {
-            target_field.reject("is listed twice", "remove one of the two");
-        }
-        targets.push(target);
-    }
-    Some(PolicyScope::Services(targets))
-}
-
-/// Reads one of the `targetRefs`: a service in the policy's namespace, and optionally one of its ports.
-fn read_target(target: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
-    let fields = target.read_fields(&["group", "kind", "name", "namespace", "port"])?;
-    reject_other_kinds(&fields, DefaultKind::Service);
-    let name = fields.require("name").and_then(Field::read_label);
-    if let Some(field) = fields.find("namespace")
-        && field.read_label()? != *namespace
-    {
-        field.reject(
-            format!("{} is not the policy's namespace, {namespace}", field.quoted_value()),
-            "put the policy into the namespace of the service",
-        );
-        return None;
-    }
-    let port = match fields.find("port") {
-        Some(field) => Some(field.read_port()?),
-        None => None,
-    };
-    Some(RouteParent { service: ServiceName { namespace: namespace.clone(), name: name? }, port })
-}
-
-/// Reads a duration from `min` to `max`.
-pub(super) fn read_duration_within(
-    field: &Field<'_>,
-    min: Duration,
-    max: Duration,
-) -> Option<Duration> {
-    let (lower, upper) = (format_duration(min), format_duration(max));
-    let example = format_duration(EXAMPLE_DURATION.clamp(min, max));
-    let hint = format!("use a time with a unit, from {lower} to {upper}, such as \"{example}\"");
-    let duration = field.read_with(parse_duration, "a duration", &hint)?;
-    if !(min..=max).contains(&duration) {
-        field.reject(format!("{} is out of range", field.quoted_value()), hint);
-        return None;
-    }
-    Some(duration)
-}
-
-/// Formats a duration in the syntax of documents, such as `90s`, in the largest unit that divides it.
-fn format_duration(duration: Duration) -> String {
-    let milliseconds = duration.as_millis();
-    let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
-    let largest_unit = units.into_iter().find(|(unit_milliseconds, _)| {
-        milliseconds >= *unit_milliseconds && milliseconds.is_multiple_of(*unit_milliseconds)
-    });
-    let (unit_milliseconds, symbol) = largest_unit.unwrap_or((1, "ms"));
-    format!("{}{symbol}", milliseconds / unit_milliseconds)
+    let targets: PolicyTargets = read_included(fields, namespace)?;
+    Some(PolicyScope::Services(targets.into_targets()))
 }
 
 /// Reads a duration from `min` to `max`, or returns `default` if the field is absent.
@@ -227,32 +171,9 @@ fn parse_share_ppm(text: &str) -> Option<u32> {
     (share_ppm <= 1_000_000).then_some(share_ppm)
 }
 
-/// Maximum number of targets per policy.
-const MAX_TARGETS: usize = 16;
-/// The duration that messages give as an example, unless a field's bounds exclude it.
-const EXAMPLE_DURATION: Duration = Duration::from_secs(5);
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_example_duration_is_within_the_bounds() {
-        let milliseconds = Duration::from_millis;
-        for (min, max) in [(1, 100), (1_000, 86_400_000), (10_000, 3_600_000), (1_500, 2_500)] {
-            let example =
-                format_duration(EXAMPLE_DURATION.clamp(milliseconds(min), milliseconds(max)));
-            let parsed = parse_duration(&example).unwrap();
-            assert!((milliseconds(min)..=milliseconds(max)).contains(&parsed), "{example}");
-            for bound in [min, max] {
-                assert_eq!(
-                    parse_duration(&format_duration(milliseconds(bound))),
-                    Some(milliseconds(bound))
-                );
-            }
-        }
-        assert_eq!(format_duration(milliseconds(604_800_000)), "168h");
-    }
 
     #[test]
     fn shares_are_parsed_exactly() {

@@ -12,8 +12,9 @@ use super::circuit_breaker::{
     read_slow_threshold,
 };
 use super::response::read_body;
-use super::service_policy::{read_duration_within, read_optional_limit, read_share};
+use super::service_policy::{read_optional_limit, read_share};
 use super::upstream_rate_limit::{self, BurstMeaning};
+use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
 
 /// Reads the `spec` of an `UpstreamTrafficSetting`: its service, the circuit breaker, and the rate limits.

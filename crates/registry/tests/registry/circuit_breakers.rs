@@ -204,7 +204,7 @@ fn unsupported_upstream_traffic_settings_are_rejected() {
             spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
             spec.host: is in the namespace other, not in default; put the policy into the namespace of the service
             spec.connectionSettings: has no limits; add a limit, or remove it
-            spec.connectionSettings.tcp.connectTimeout: 2 is not a duration; use a time with a unit, from 1ms to 1h, such as "5s"
+            spec.connectionSettings.tcp.connectTimeout: 2 is not a duration; write `2s`
             spec.connectionSettings.http.maxRequestsPerConnection: is not supported: requests to an endpoint share one link; remove it; `maxRequests` limits concurrent requests
             spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
             spec.connectionSettings.http.circuitBreaking.statTimeWindow: is missing; add `statTimeWindow`

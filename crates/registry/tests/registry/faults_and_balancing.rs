@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    BalanceAlgorithm, FaultAbort, FaultDelay, HashKey, HedgeRule, LoadBalancing, PolicyScope,
-    ServiceRule, SlowStart,
+    BalanceAlgorithm, FaultAbort, FaultDelay, HashKey, HedgeMethod, HedgeRule, LoadBalancing,
+    PolicyScope, ServiceRule, SlowStart,
 };
 
 use crate::service_policies::{check_group_rejections, read_policy};
@@ -165,11 +165,17 @@ fn a_hedging_is_read_with_all_fields() {
     let after = Duration::from_millis(50);
     assert_eq!(
         read_hedging(&crate::pages::page_examples("hedging.md")[0]),
-        HedgeRule { after, methods: Vec::new() }
+        HedgeRule { after, methods: [].into() }
     );
     let text = "apiVersion: leno.dev/v1alpha1\nkind: Hedging\nmetadata: {name: x}\n\
                 spec: {targetRefs: [{name: a, port: 80}], after: 50ms, methods: [POST, GET]}\n";
-    assert_eq!(read_hedging(text), HedgeRule { after, methods: vec!["GET".into(), "POST".into()] });
+    assert_eq!(
+        read_hedging(text),
+        HedgeRule {
+            after,
+            methods: ["POST", "GET"].into_iter().filter_map(HedgeMethod::new).collect()
+        }
+    );
 }
 
 #[test]
@@ -192,10 +198,10 @@ fn hedgings_without_effect_are_rejected() {
             spec.after: is missing; add `after`
             spec.after: "0s" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
             spec.after: "61s" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
-            spec.methods: is empty; name a method, or remove it
+            spec.methods: is empty; add an element
             spec.methods[0]: "get" is not a method that can be sent twice; use one such as GET or POST
             spec.methods[0]: "CONNECT" is not a method that can be sent twice; use one such as GET or POST
-            spec.methods: names a method twice; remove one of the two
+            spec.methods[1]: is listed twice; remove one of the two
             spec.percent: is an unknown field; remove it, or use `targetRefs`, `after` or `methods`
             spec.targetRefs: is missing; add `targetRefs`
         "#]],

@@ -1,7 +1,9 @@
-//! Tests that the examples of the documentation pages are accepted.
+//! Tests that the examples of the documentation pages are accepted, and that the tables of fields are up to date.
 
 use std::path::Path;
 
+use leno_model::KIND_DEFINITIONS;
+use leno_model::definition::{field_references, reference_table};
 use leno_registry::read_str;
 
 /// Returns the YAML examples of a page in `docs/rules`.
@@ -41,6 +43,26 @@ fn documented_route_examples_are_accepted() {
             let (objects, rejected) = read_str(page, &example);
             assert_eq!(rejected, [], "{page}");
             assert!(!objects.is_empty(), "{page}");
+        }
+    }
+}
+
+/// With the environment variable `UPDATE_EXPECT=1`, stale tables are replaced.
+#[test]
+fn the_field_tables_of_pages_match_the_definitions() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules");
+    for definition in KIND_DEFINITIONS {
+        let (path, kind) = (folder.join(definition.page), definition.kind);
+        let page = std::fs::read_to_string(&path).unwrap();
+        let begin = format!("<!-- fields of {kind} -->\n");
+        let (before, after_begin) = page.split_once(&begin).unwrap();
+        let (table, after) = after_begin.split_once("<!-- end -->\n").unwrap();
+        let expected = reference_table(&field_references("spec", definition.spec));
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::write(&path, format!("{before}{begin}{expected}<!-- end -->\n{after}"))
+                .unwrap();
+        } else {
+            assert_eq!(table, expected, "{}: run the test with UPDATE_EXPECT=1", path.display());
         }
     }
 }

@@ -43,7 +43,7 @@ spec:
       request: "5"
 "#;
     expect![[r#"
-        f.yaml:12:16: HTTPRoute bookinfo/reviews: spec.rules[0].timeouts.request: "5" is not a duration; use a number with a unit, such as "5s" or "500ms"
+        f.yaml:12:16: HTTPRoute bookinfo/reviews: spec.rules[0].timeouts.request: "5" is not a duration; write `5s`
     "#]].assert_eq(&list_rejections(text));
 }
 
@@ -365,7 +365,7 @@ fn invalid_observability_settings_are_rejected() {
             4:33: MeshConfig x: spec.metrics.export.otlp.endpoint: is missing; add `endpoint`
             4:69: MeshConfig x: spec.metrics.export.otlp.interval: "500ms" is out of range; use a time with a unit, from 1s to 1h, such as "5s"
             4:69: MeshConfig x: spec.metrics.export.otlp.interval: "2h" is out of range; use a time with a unit, from 1s to 1h, such as "5s"
-            4:69: MeshConfig x: spec.metrics.export.otlp.interval: 60 is not a duration; use a time with a unit, from 1s to 1h, such as "5s"
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: 60 is not a duration; write `60s`
         "#]],
     );
 }
@@ -505,10 +505,10 @@ fn unsupported_http_routes_are_rejected() {
             spec.rules[0].backendRefs[0].weight: 1000001 is out of range; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].weight: 0.5 is not a whole number; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].filters[0].type: "RequestRedirect" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `URLRewrite`
-            spec.rules[0].timeouts.request: 5 is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.rules[0].timeouts.request: 5 is not a duration; write `5s`
             spec.rules[0].timeouts.request: "1.5s" is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.rules[0].timeouts.backendRequest: "2s" is longer than `request`, which includes it; lower it, or raise `request`
-            spec.rules[0].timeouts.backendRequest: 5 is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.rules[0].timeouts.backendRequest: 5 is not a duration; write `5s`
         "#]],
     );
 }

@@ -155,14 +155,14 @@ fn outlier_detections_without_effect_are_rejected() {
         &specs,
         &expect![[r#"
             spec.targetRefs: is missing; add `targetRefs`
-            spec.targetRefs: is empty; name the service that the policy applies to
+            spec.targetRefs: is empty; add an element
             spec.targetRefs[0].kind: "Gateway" is not a supported value; use `Service`
             spec.targetRefs[0].namespace: "b" is not the policy's namespace, default; put the policy into the namespace of the service
             spec.targetRefs[1]: is listed twice; remove one of the two
             spec.failures[0]: "4xx" is not a supported value; did you mean `5xx`?
             spec: has no failure conditions; list classes in `failures` or `grpcStatuses`, or remove both for the default
             spec.grpcStatuses[0]: "OK" is not a supported value; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
-            spec.window: 10 is not a duration; use a time with a unit, from 100ms to 24h, such as "5s"
+            spec.window: 10 is not a duration; write `10s`
             spec.window: "1ms" is out of range; use a time with a unit, from 100ms to 24h, such as "5s"
             spec.buckets: 0 is out of range; use a number from 1 to 60
             spec.failureRate.percent: 101 is out of range; use a number from 1 to 100
@@ -172,8 +172,8 @@ fn outlier_detections_without_effect_are_rejected() {
             spec.minHealthy: 0 is out of range; use a number from 1 to 1000000
             spec.maxEjectionTime: is below `baseEjectionTime`; raise `maxEjectionTime`, or lower `baseEjectionTime`
             spec.probeRequests: 0 is out of range; use a number from 1 to 1000
-            spec.healthCheck: has no probe; give `httpGet` or `grpc`
-            spec.healthCheck: has two probes; give `httpGet` or `grpc`, not both
+            spec.healthCheck: has no probe; add `httpGet` or `grpc`
+            spec.healthCheck: has `httpGet` and `grpc` together; keep one of them
             spec.healthCheck.httpGet.path: is missing; add `path`
             spec.healthCheck.httpGet.path: "a" does not start with `/`; use a path such as "/ratings"
             spec.healthCheck.grpc.service: "a b" is not the name of a gRPC service; write it as its `.proto` file does, such as "shop.v1.Ratings"
@@ -183,6 +183,27 @@ fn outlier_detections_without_effect_are_rejected() {
             spec.healthCheck.successThreshold: 0 is out of range; use a number from 1 to 1000
             spec.enforcing: is an unknown field; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `buckets`, `failureRate`, `consecutiveFailures`, `maxEjectionPercent`, `minHealthy`, `baseEjectionTime`, `maxEjectionTime`, `ejectionJitterPercent`, `probeRequests` or `healthCheck`
         "#]],
+    );
+}
+
+#[test]
+fn all_problems_of_a_policy_are_reported_at_once() {
+    let spec = "{targetRefs: [{name: a.b}, {name: web, port: 0}], failures: [4xx], window: 10, \
+                failureRate: {}, baseEjectionTime: 10s, maxEjectionTime: 1s, \
+                healthCheck: {grpc: {service: a b}, interval: 1s, timeout: 2s}, enforcing: 1}";
+    check_rejections(
+        "OutlierDetection",
+        &[spec],
+        &expect![[r#"
+        spec.enforcing: is an unknown field; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `buckets`, `failureRate`, `consecutiveFailures`, `maxEjectionPercent`, `minHealthy`, `baseEjectionTime`, `maxEjectionTime`, `ejectionJitterPercent`, `probeRequests` or `healthCheck`
+        spec.targetRefs[0].name: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
+        spec.targetRefs[1].port: 0 is out of range; use a number from 1 to 65535
+        spec.failures[0]: "4xx" is not a supported value; did you mean `5xx`?
+        spec.window: 10 is not a duration; write `10s`
+        spec.failureRate.percent: is missing; add `percent`
+        spec.healthCheck.grpc.service: "a b" is not the name of a gRPC service; write it as its `.proto` file does, such as "shop.v1.Ratings"
+        spec.maxEjectionTime: is below `baseEjectionTime`; raise `maxEjectionTime`, or lower `baseEjectionTime`
+    "#]],
     );
 }
 

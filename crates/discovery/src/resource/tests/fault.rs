@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    BalanceAlgorithm, FaultAbort, FaultDelay, FaultRule, HashKey, HedgeRule, LoadBalancing,
-    NamePattern, PeerMatch, PortFaults, PortHedging, PortLoadBalancing, SlowStart,
+    BalanceAlgorithm, FaultAbort, FaultDelay, FaultRule, HashKey, HedgeMethod, HedgeRule,
+    LoadBalancing, NamePattern, PeerMatch, PortFaults, PortHedging, PortLoadBalancing, SlowStart,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -40,7 +40,7 @@ pub(super) fn any_faults() -> impl Strategy<Value = PortFaults> {
 pub(super) fn any_hedging() -> impl Strategy<Value = PortHedging> {
     let methods = prop::sample::subsequence(vec!["GET", "POST", "M-SEARCH"], 0..=3);
     (any_policy_name(), 1_000_000..u64::MAX, methods).prop_map(|(policy, after, methods)| {
-        let methods = methods.into_iter().map(str::to_owned).collect();
+        let methods = methods.into_iter().filter_map(HedgeMethod::new).collect();
         PortHedging { policy, rule: HedgeRule { after: Duration::from_nanos(after), methods } }
     })
 }
@@ -133,7 +133,7 @@ fn hedging_is_not_encoded_in_the_traffic_policy() {
             "one",
         )
         .unwrap(),
-        rule: HedgeRule { after: Duration::from_millis(50), methods: Vec::new() },
+        rule: HedgeRule { after: Duration::from_millis(50), methods: [].into() },
     };
     // A sidecar would reject an empty traffic policy.
     let hedging_only =

@@ -2,9 +2,12 @@
 //! authorization, outlier detection, circuit breakers, limits, JWT validation, fault injection, load balancing
 //! and hedging.
 
+use leno_model::definition::Definition as _;
+use leno_model::{FailureClasses, GrpcFailure, HedgeRule, OutlierDetection, TargetedRule};
 use serde_json::Value;
 
 use super::target_refs;
+use crate::install::definition_schema::{openapi_schema, schema_of_field};
 use crate::install::schema::{
     any_value, boolean, dns_subdomain, duration, enumeration, integer, list, map, name_pattern,
     non_empty_list, object, percentage, port, text, with_description, with_keyword, with_rules,
@@ -61,43 +64,7 @@ pub(super) fn access_policy() -> Value {
 
 /// Returns the schema of the `spec` of an OutlierDetection.
 pub(super) fn outlier_detection() -> Value {
-    let rate =
-        object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, MAX_THRESHOLD))]);
-    object([
-        ("targetRefs!", target_refs()),
-        ("failures", failure_kinds()),
-        ("grpcStatuses", grpc_statuses()),
-        ("window", duration()),
-        ("buckets", integer(1, 60)),
-        ("failureRate", rate),
-        ("consecutiveFailures", integer(1, MAX_THRESHOLD)),
-        ("maxEjectionPercent", integer(1, 100)),
-        ("minHealthy", integer(1, MAX_THRESHOLD)),
-        ("baseEjectionTime", duration()),
-        ("maxEjectionTime", duration()),
-        ("ejectionJitterPercent", integer(0, 100)),
-        ("probeRequests", integer(1, 1000)),
-        ("healthCheck", with_description(health_check(), "Active health checks of endpoints.")),
-    ])
-}
-
-fn health_check() -> Value {
-    let path = with_description(text(1024), "Path, beginning with `/`.");
-    let probe_rules = [
-        ("has(self.httpGet) || has(self.grpc)", "has no probe: set httpGet or grpc"),
-        ("!has(self.httpGet) || !has(self.grpc)", "has two probes: set either httpGet or grpc"),
-    ];
-    with_rules(
-        object([
-            ("httpGet", object([("path!", path)])),
-            ("grpc", object([("service", text(256))])),
-            ("interval", duration()),
-            ("timeout", duration()),
-            ("failureThreshold", integer(1, 1000)),
-            ("successThreshold", integer(1, 1000)),
-        ]),
-        &probe_rules,
-    )
+    openapi_schema(&TargetedRule::<OutlierDetection>::SCHEMA)
 }
 
 /// Returns the schema of the `spec` of a SermantRemoval.
@@ -116,8 +83,8 @@ pub(super) fn circuit_breaker() -> Value {
     ]);
     let slow = object([("threshold!", duration()), ("percent", integer(1, 100))]);
     let trip = object([
-        ("failures", failure_kinds()),
-        ("grpcStatuses", grpc_statuses()),
+        ("failures", schema_of_field::<FailureClasses>("failures")),
+        ("grpcStatuses", schema_of_field::<FailureClasses>("grpcStatuses")),
         ("window", duration()),
         ("buckets", integer(1, 60)),
         ("minimumRequests", integer(1, MAX_THRESHOLD)),
@@ -354,7 +321,7 @@ pub(super) fn fault_injection() -> Value {
     let abort = with_rules(
         object([
             ("httpStatus", integer(200, 599)),
-            ("grpcStatus", enumeration(GRPC_STATUS_NAMES)),
+            ("grpcStatus", openapi_schema(&GrpcFailure::SCHEMA)),
             ("body", text(4096)),
             ("headers", header_list()),
             ("percent", percentage()),
@@ -417,11 +384,7 @@ pub(super) fn load_balancing() -> Value {
 
 /// Returns the schema of the `spec` of a Hedging.
 pub(super) fn hedging() -> Value {
-    object([
-        ("targetRefs!", target_refs()),
-        ("after!", duration()),
-        ("methods", non_empty_list(text(32), 16)),
-    ])
+    openapi_schema(&TargetedRule::<HedgeRule>::SCHEMA)
 }
 
 /// Returns the schema of the peers of a rule; all peers when absent.
@@ -469,31 +432,5 @@ fn header_list() -> Value {
     list(object([("name!", text(256)), ("value!", text(4096))]), 16)
 }
 
-fn failure_kinds() -> Value {
-    list(enumeration(&["connect", "timeout", "reset", "5xx", "gateway"]), 5)
-}
-
-fn grpc_statuses() -> Value {
-    list(enumeration(GRPC_STATUS_NAMES), 16)
-}
-
 /// The maximum of thresholds in policies: numbers of requests, failures or endpoints.
 const MAX_THRESHOLD: u32 = 1_000_000;
-const GRPC_STATUS_NAMES: &[&str] = &[
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
