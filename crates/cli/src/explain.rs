@@ -1,10 +1,11 @@
-//! `leno explain`: the decision for a request, and the meaning of each reason.
+//! `leno explain`: the decision for a request, the meaning of each reason, and the fields of each kind of rules.
 
 mod backend;
 mod change;
 mod decide;
 mod egress;
 mod inbound;
+mod kind;
 mod reason;
 mod request;
 mod runtime_state;
@@ -31,13 +32,17 @@ use crate::output::StructuredFormat;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric, by name or code. Lists
+    /// `request`, `change`, `kind`, or a reason from a `leno-reason` header, a log or a metric, by name or code. Lists
     /// all reasons if omitted
     #[arg(value_parser = topic_parser(), ignore_case = true, hide_possible_values = true)]
     topic: Option<String>,
-    /// ID of a change of the running mesh, from `leno get changes`. Only for `explain change`
-    #[arg(value_name = "ID", required_if_eq("topic", CHANGE_TOPIC))]
-    id: Option<u64>,
+    /// For `explain change`: ID of a change of the running mesh, from `leno get changes`. For `explain kind`: kind of rules, or
+    /// one of its fields, such as `OutlierDetection.healthCheck`; lists all kinds if omitted
+    #[arg(value_name = "ID|KIND[.FIELD]", required_if_eq("topic", CHANGE_TOPIC))]
+    name: Option<String>,
+    /// For `explain kind`: print the fields of all levels
+    #[arg(long)]
+    recursive: bool,
     /// File or directory of YAML manifests; repeatable. If omitted, `explain request` queries the running mesh
     #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
@@ -105,7 +110,19 @@ impl ExplainArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let Some(topic) = self.topic.as_deref() else { return reason::print_reasons(self.output) };
         match topic.to_ascii_lowercase().as_str() {
-            CHANGE_TOPIC => change::run(&self.data.path()?, self.id, self.output),
+            CHANGE_TOPIC => {
+                let text = self.name.unwrap_or_default();
+                let Ok(id) = text.parse() else {
+                    let hint = "`leno get changes` lists the IDs";
+                    eprintln!("error: {text:?} is not the ID of a change: {hint}");
+                    return Ok(ExitCode::from(EXIT_USAGE_ERROR));
+                };
+                change::run(&self.data.path()?, id, self.output)
+            }
+            KIND_TOPIC => match &self.name {
+                Some(path) => kind::print_kind(path, self.recursive, self.output),
+                None => kind::print_kinds(self.output),
+            },
             REQUEST_TOPIC if self.file.is_empty() => {
                 runtime_state::run(&self.data.path()?, &self.request, self.output)
             }
@@ -120,11 +137,15 @@ impl ExplainArgs {
 
 fn topic_parser() -> PossibleValuesParser {
     let names = Reason::ALL.iter().flat_map(|reason| [reason.label(), reason.code()]);
-    PossibleValuesParser::new([REQUEST_TOPIC, CHANGE_TOPIC].into_iter().chain(names))
+    PossibleValuesParser::new([REQUEST_TOPIC, CHANGE_TOPIC, KIND_TOPIC].into_iter().chain(names))
 }
 
 const REQUEST_TOPIC: &str = "request";
 const CHANGE_TOPIC: &str = "change";
+const KIND_TOPIC: &str = "kind";
+
+/// The exit code of clap for usage errors.
+const EXIT_USAGE_ERROR: u8 = 2;
 
 /// The exit code if the request does not reach the application.
 const EXIT_REJECTED: u8 = 3;
@@ -138,6 +159,7 @@ Examples:
       --url http://orders.shop:8080/orders -o json
   leno explain request --from shop/cart-1 --url tcp://redis.shop:6379
   leno explain denied-outbound
+  leno explain kind OutlierDetection --recursive
   leno explain E3004
   leno explain change 1763769600000042
   leno explain

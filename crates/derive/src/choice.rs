@@ -4,11 +4,12 @@ use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{DataEnum, DeriveInput};
 
-use crate::attributes::FieldAttributes;
+use crate::attributes::{FieldAttributes, TypeAttributes};
 
 pub(crate) fn derive(input: &DeriveInput, data: &DataEnum) -> syn::Result<TokenStream> {
+    TypeAttributes::parse(&input.attrs, &[])?;
     let words = data.variants.iter().map(|variant| {
-        let attributes = FieldAttributes::parse(&variant.attrs)?;
+        let attributes = FieldAttributes::parse(&variant.attrs, &["name"])?;
         Ok(attributes.name.unwrap_or_else(|| variant.ident.to_string()))
     });
     let words: Vec<String> = words.collect::<syn::Result<_>>()?;

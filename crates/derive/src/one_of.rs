@@ -5,18 +5,21 @@ use quote::quote;
 use syn::{DataEnum, DeriveInput, Fields, Ident, Type, Variant};
 
 use crate::attributes::{FieldAttributes, TypeAttributes, camel_case, description};
-use crate::record::Record;
+use crate::record::{Record, RecordField, derive_built_type};
 
 pub(crate) fn derive(input: &DeriveInput, data: &DataEnum) -> syn::Result<TokenStream> {
     let variants: Vec<KeyVariant<'_>> =
         data.variants.iter().map(KeyVariant::parse).collect::<syn::Result<_>>()?;
-    let Some(noun) = TypeAttributes::parse(&input.attrs)?.noun else {
+    let TypeAttributes { noun, builds, .. } =
+        TypeAttributes::parse(&input.attrs, &["noun", "builds"])?;
+    let Some(noun) = noun else {
         return Err(syn::Error::new_spanned(&input.ident, "`#[definition(noun = …)]` is missing"));
     };
     let keys: Vec<&String> = variants.iter().map(|variant| &variant.key).collect();
-    let (members, builds) =
+    let (members, variant_builds) =
         (variants.iter().map(KeyVariant::member), variants.iter().map(KeyVariant::build));
     let name = &input.ident;
+    let built_type = builds.map(|built_type| derive_built_type(name, &built_type));
     Ok(quote! {
         impl crate::definition::Definition for #name {
             const SCHEMA: crate::definition::Schema =
@@ -26,6 +29,8 @@ pub(crate) fn derive(input: &DeriveInput, data: &DataEnum) -> syn::Result<TokenS
                         fields: &[#(#keys),*],
                         noun: #noun,
                     }],
+                    example: None,
+                    text_problem: None,
                 });
 
             fn build(
@@ -33,10 +38,12 @@ pub(crate) fn derive(input: &DeriveInput, data: &DataEnum) -> syn::Result<TokenS
                 builder: &mut crate::definition::ManifestBuilder<'_>,
             ) -> Option<Self> {
                 let mut values = value.into_members()?;
-                #(#builds)*
+                #(#variant_builds)*
                 None
             }
         }
+
+        #built_type
     })
 }
 
@@ -58,22 +65,27 @@ enum Content<'a> {
 
 impl<'a> KeyVariant<'a> {
     fn parse(variant: &'a Variant) -> syn::Result<Self> {
-        let attributes = FieldAttributes::parse(&variant.attrs)?;
-        let key = attributes.name.unwrap_or_else(|| camel_case(&variant.ident.to_string()));
+        let supported: &[&str] = match &variant.fields {
+            Fields::Named(_) => &["name"],
+            _ => VALUE_ATTRIBUTES,
+        };
+        let attributes = FieldAttributes::parse(&variant.attrs, supported)?;
+        let name = attributes.name.clone();
+        let key = name.unwrap_or_else(|| camel_case(&variant.ident.to_string()));
+        let description = description(&variant.attrs, &variant.ident)?;
+        let ident = &variant.ident;
         let content = match &variant.fields {
             Fields::Unnamed(fields) if fields.unnamed.len() == 1 => {
                 let value_type = &fields.unnamed[0].ty;
-                let schema = match &attributes.values {
-                    Some(values) => values.schema(),
-                    None => quote!(<#value_type as crate::definition::Definition>::SCHEMA),
-                };
-                Content::Value { value_type, schema }
+                let (key, description) = (key.clone(), description.clone());
+                let field =
+                    RecordField { ident, field_type: value_type, key, description, attributes };
+                Content::Value { value_type, schema: field.schema()? }
             }
             Fields::Named(fields) => Content::Map(Record::parse(fields)?),
             _ => return Err(syn::Error::new_spanned(variant, "a variant has one value")),
         };
-        let description = description(&variant.attrs, &variant.ident)?;
-        Ok(Self { ident: &variant.ident, key, description, content })
+        Ok(Self { ident, key, description, content })
     }
 
     fn member(&self) -> TokenStream {
@@ -84,6 +96,8 @@ impl<'a> KeyVariant<'a> {
                 crate::definition::Schema::Map(&crate::definition::MapSchema {
                     members: &[#(#members),*],
                     rules: &[],
+                    example: None,
+                    text_problem: None,
                 })
             },
         };
@@ -118,3 +132,7 @@ impl<'a> KeyVariant<'a> {
         }
     }
 }
+
+/// The attributes of a variant with one value.
+const VALUE_ATTRIBUTES: &[&str] =
+    &["name", "integer", "duration", "percentage", "text", "list", "entries", "key"];

@@ -3,8 +3,8 @@
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{
-    DeriveInput, Error, Field, Fields, FieldsNamed, GenericArgument, Ident, Path, PathArguments,
-    Type,
+    DeriveInput, Error, Expr, Field, Fields, FieldsNamed, GenericArgument, Ident, Path,
+    PathArguments, Type,
 };
 
 use crate::attributes::{FieldAttributes, TypeAttributes, ValueAttribute, camel_case, description};
@@ -13,9 +13,19 @@ pub(crate) fn derive(input: &DeriveInput, fields: &Fields) -> syn::Result<TokenS
     let Fields::Named(fields) = fields else {
         return Err(Error::new_spanned(&input.ident, "a definition has named fields"));
     };
-    let TypeAttributes { rules, check, builds, .. } = TypeAttributes::parse(&input.attrs)?;
+    let TypeAttributes { rules, check, builds, example, text_problem, .. } =
+        TypeAttributes::parse(&input.attrs, TYPE_ATTRIBUTES)?;
     let Record { members, field_builds, idents } = Record::parse(fields)?;
-    let check = check.map(|check| quote!(let built = #check(built, builder)?;));
+    let example = match example {
+        Some([field, value]) => quote!(Some((#field, #value))),
+        None => quote!(None),
+    };
+    let text_problem = match text_problem {
+        Some(function) => quote!(Some(#function)),
+        None => quote!(None),
+    };
+    let check =
+        check.map(|check| quote!(let built = Option::<Self>::from(#check(built, builder))?;));
     let name = &input.ident;
     let built_type = builds.map(|built_type| derive_built_type(name, &built_type));
     let (generics, type_generics, where_clause) = input.generics.split_for_impl();
@@ -25,6 +35,8 @@ pub(crate) fn derive(input: &DeriveInput, fields: &Fields) -> syn::Result<TokenS
                 crate::definition::Schema::Map(&crate::definition::MapSchema {
                     members: &[#(#members),*],
                     rules: &[#(#rules),*],
+                    example: #example,
+                    text_problem: #text_problem,
                 });
 
             fn build(
@@ -43,8 +55,8 @@ pub(crate) fn derive(input: &DeriveInput, fields: &Fields) -> syn::Result<TokenS
     })
 }
 
-/// Derives the definition of the type that the fields of the struct `name` build.
-fn derive_built_type(name: &Ident, built_type: &Path) -> TokenStream {
+/// Derives the definition of the type that the struct or enum `name` builds.
+pub(crate) fn derive_built_type(name: &Ident, built_type: &Path) -> TokenStream {
     quote! {
         impl crate::definition::Definition for #built_type {
             const SCHEMA: crate::definition::Schema =
@@ -55,7 +67,8 @@ fn derive_built_type(name: &Ident, built_type: &Path) -> TokenStream {
                 builder: &mut crate::definition::ManifestBuilder<'_>,
             ) -> Option<Self> {
                 let fields: #name = crate::definition::Definition::build(value, builder)?;
-                fields.build_type(builder)
+                // The method returns the type or an `Option` of it.
+                fields.build_type(builder).into()
             }
         }
     }
@@ -83,19 +96,19 @@ impl<'a> Record<'a> {
     }
 }
 
-/// A field of the struct.
-struct RecordField<'a> {
-    ident: &'a Ident,
-    field_type: &'a Type,
-    key: String,
+/// A field of the struct, or the value of a variant.
+pub(crate) struct RecordField<'a> {
+    pub(crate) ident: &'a Ident,
+    pub(crate) field_type: &'a Type,
+    pub(crate) key: String,
     /// The doc comment.
-    description: String,
-    attributes: FieldAttributes,
+    pub(crate) description: String,
+    pub(crate) attributes: FieldAttributes,
 }
 
 impl<'a> RecordField<'a> {
     fn parse(field: &'a Field) -> syn::Result<Self> {
-        let attributes = FieldAttributes::parse(&field.attrs)?;
+        let attributes = FieldAttributes::parse(&field.attrs, FIELD_ATTRIBUTES)?;
         let Some(ident) = &field.ident else {
             return Err(Error::new_spanned(field, "a definition has named fields"));
         };
@@ -122,9 +135,16 @@ impl<'a> RecordField<'a> {
         })))
     }
 
-    /// Returns the expression of the field's `Schema`. Texts, durations and lists have bounds.
-    fn schema(&self) -> syn::Result<TokenStream> {
-        let list_type = type_argument(self.field_type, "Option").unwrap_or(self.field_type);
+    /// Returns the expression of the field's `Schema`. Texts, durations, lists and maps have bounds.
+    pub(crate) fn schema(&self) -> syn::Result<TokenStream> {
+        match &self.attributes.entries {
+            Some([min, max]) => self.entries_schema(min, max),
+            None => self.list_or_value_schema(self.field_type),
+        }
+    }
+
+    fn list_or_value_schema(&self, field_type: &Type) -> syn::Result<TokenStream> {
+        let list_type = type_argument(field_type, "Option").unwrap_or(field_type);
         let set_element = type_argument(list_type, "BTreeSet");
         let element = set_element.or_else(|| type_argument(list_type, "Vec"));
         match (&self.attributes.list, element) {
@@ -138,12 +158,28 @@ impl<'a> RecordField<'a> {
                     unique: #is_set,
                 }))
             }
-            (None, None) => self.value_schema(self.field_type),
+            (None, None) => self.value_schema(field_type),
             (Some(_), None) => {
                 Err(Error::new_spanned(self.ident, "is neither `Vec` nor `BTreeSet`"))
             }
             (None, Some(_)) => Err(Error::new_spanned(self.ident, "`list(min, max)` is missing")),
         }
+    }
+
+    /// Returns the expression of the schema of a map with any keys.
+    fn entries_schema(&self, min: &Expr, max: &Expr) -> syn::Result<TokenStream> {
+        let map_type = type_argument(self.field_type, "Option").unwrap_or(self.field_type);
+        let map_value = MAPS.into_iter().find_map(|map| type_argument(map_type, map));
+        let (Some(value), Some(key)) = (map_value, &self.attributes.key) else {
+            return Err(Error::new_spanned(self.ident, "a map or `key = SCHEMA` is missing"));
+        };
+        let value_schema = self.list_or_value_schema(value)?;
+        Ok(quote!(crate::definition::Schema::Entries {
+            key: &#key,
+            value: &#value_schema,
+            min: #min,
+            max: #max,
+        }))
     }
 
     fn value_schema(&self, value_type: &Type) -> syn::Result<TokenStream> {
@@ -152,11 +188,14 @@ impl<'a> RecordField<'a> {
             |name: &str| matches!(basic_type, Type::Path(path) if path.path.is_ident(name));
         match &self.attributes.values {
             Some(values @ ValueAttribute::Integer(bounds)) => {
-                let [_, max] = &**bounds;
+                let [min, max] = &**bounds;
                 let schema = values.schema();
                 // A bound beyond the type would accept numbers that the type cannot hold.
                 Ok(quote!({
-                    const { assert!(#max as u64 <= <#basic_type>::MAX as u64) };
+                    const {
+                        assert!(#min as i128 >= <#basic_type>::MIN as i128);
+                        assert!(#max as i128 <= <#basic_type>::MAX as i128);
+                    };
                     #schema
                 }))
             }
@@ -176,6 +215,7 @@ impl<'a> RecordField<'a> {
         let FieldAttributes { default, absent, required, .. } = &self.attributes;
         let is_optional = ["Option", "Vec", "BTreeSet"]
             .into_iter()
+            .chain(MAPS)
             .any(|container| type_argument(self.field_type, container).is_some());
         match (default, absent, required) {
             (Some(_), None, false) if is_optional => {
@@ -193,22 +233,54 @@ impl<'a> RecordField<'a> {
     /// Returns the statement that builds the field from the next value. The value of an included type has the path of the
     /// enclosing map.
     fn build(&self) -> TokenStream {
-        let (ident, key) = (self.ident, &self.key);
+        let (ident, key, field_type) = (self.ident, &self.key, self.field_type);
+        let check = self.attributes.check.as_ref().map(|check| {
+            quote! {
+                let #ident = #ident
+                    .and_then(|value| Option::<#field_type>::from(#check(value, builder)));
+            }
+        });
         match self.attributes.include {
             true => quote! {
                 let #ident = crate::definition::Definition::build(values.next_value(), builder);
+                #check
             },
-            false => quote!(let #ident = builder.build_field(#key, values.next_value());),
+            false => quote! {
+                let #ident = builder.build_field(#key, values.next_value());
+                #check
+            },
         }
     }
 }
 
-/// Returns `T` of a type such as `Option<T>`.
+/// The attributes of a struct.
+const TYPE_ATTRIBUTES: &[&str] =
+    &["cel", "exactly_one", "check", "example", "text_problem", "builds"];
+/// The attributes of a field.
+const FIELD_ATTRIBUTES: &[&str] = &[
+    "name",
+    "default",
+    "absent",
+    "required",
+    "integer",
+    "duration",
+    "percentage",
+    "text",
+    "list",
+    "entries",
+    "key",
+    "check",
+    "include",
+];
+/// The types of maps with any keys.
+const MAPS: [&str; 2] = ["BTreeMap", "Entries"];
+
+/// Returns `T` of a type such as `Option<T>` or `BTreeMap<String, T>`.
 fn type_argument<'a>(field_type: &'a Type, container: &str) -> Option<&'a Type> {
     let Type::Path(path) = field_type else { return None };
     let segment = path.path.segments.last().filter(|segment| segment.ident == container)?;
     let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
-    match arguments.args.first()? {
+    match arguments.args.last()? {
         GenericArgument::Type(argument) => Some(argument),
         _ => None,
     }

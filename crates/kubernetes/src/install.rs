@@ -9,6 +9,7 @@ mod definition_schema;
 mod examine;
 mod hook;
 mod installed;
+mod json_schema;
 mod kinds;
 mod network_policy;
 mod remove;
@@ -34,6 +35,7 @@ pub use cni::NodeNetwork;
 pub use examine::{ExamineProblem, ExamineResult, ExaminedSubject, examine_all, examine_each};
 pub use hook::uninstall_hook;
 pub use installed::InstalledOptions;
+pub use json_schema::manifest_schemas;
 pub use kinds::crd_name;
 pub use remove::{
     RemovalExtent, lease_reference, objects_to_remove, remove_cni, remove_gateway_permissions,

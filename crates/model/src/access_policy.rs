@@ -1,12 +1,19 @@
 //! Access policies: allow and deny rules by caller, request and port.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::definition::{
+    Definition, ManifestBuilder, ManifestValue, Schema, TextProblem, TextSchema,
+};
 use crate::identity::ServiceAccount;
-use crate::jwt::ClaimMatch;
+use crate::jwt::{COMPARED_TEXT, ClaimMatch};
 use crate::name::{Name, PolicyName};
 use crate::policy::PortSet;
-use crate::route::RequestMatch;
+use crate::request_match::{
+    DecodedPathMatch, FieldMatch, HeaderMatch, MAX_FIELD_MATCHES, PathMatch, RequestMatch,
+    check_different_headers,
+};
 
 /// An `AccessPolicy`: allow and deny rules for the workloads of one namespace, or of some accounts in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +39,180 @@ impl AccessPolicy {
     pub fn allows_any_from(&self, account: &ServiceAccount) -> bool {
         let mut allow_rules = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
         allow_rules.any(|rule| rule.matches_caller(Some(account)))
+    }
+}
+
+/// The `spec` of an `AccessPolicy`.
+#[derive(Debug, Definition)]
+#[definition(
+    check = Self::with_rules_of_different_names,
+    cel("has(self.deny) || has(self.allow)", "has no rules: set deny or allow")
+)]
+pub struct AccessPolicySpec {
+    /// Service accounts of the policy's namespace. The policy applies to the inbound traffic of their workloads.
+    #[field(list(1, MAX_LIST), absent = "all workloads of the namespace")]
+    service_accounts: Vec<Name>,
+    /// Deny rules, which take precedence over allow rules. All conditions of a rule must hold.
+    #[field(list(1, MAX_RULES), absent = "no deny rules")]
+    deny: Vec<RuleFields<DecodedPathMatch>>,
+    /// Allow rules, which have an effect with the default policy `deny` or `dry-run`. All conditions of a rule must hold.
+    #[field(list(1, MAX_RULES), absent = "no allow rules")]
+    allow: Vec<RuleFields<PathMatch>>,
+}
+
+impl AccessPolicySpec {
+    /// Returns the policy with this name. Deny rules are first, in the order in which sidecars evaluate rules.
+    #[must_use]
+    pub fn into_policy(self, name: PolicyName) -> AccessPolicy {
+        let deny = self.deny.into_iter().enumerate();
+        let allow = self.allow.into_iter().enumerate();
+        let deny = deny.map(|(index, rule)| rule.into_rule(&name, PolicyAction::Deny, index));
+        let allow = allow.map(|(index, rule)| rule.into_rule(&name, PolicyAction::Allow, index));
+        let rules = deny.chain(allow).collect();
+        AccessPolicy { accounts: self.service_accounts, rules, name }
+    }
+
+    /// Rejects a policy without rules, and a second rule with the same name.
+    fn with_rules_of_different_names(self, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
+        if self.deny.is_empty() && self.allow.is_empty() {
+            builder.reject("has no rules", "add `deny` or `allow`");
+            return None;
+        }
+        let deny = self.deny.iter().map(|rule| &rule.name).enumerate();
+        let allow = self.allow.iter().map(|rule| &rule.name).enumerate();
+        let deny = deny.map(|(index, name)| ("deny", index, name));
+        let allow = allow.map(|(index, name)| ("allow", index, name));
+        let mut names = BTreeSet::new();
+        let mut are_names_different = true;
+        for (list, index, name) in deny.chain(allow) {
+            if name.as_ref().is_some_and(|name| !names.insert(name)) {
+                are_names_different = false;
+                builder.build_below(list, |builder| {
+                    builder.build_at(index, |builder| {
+                        let problem = "is the name of another rule";
+                        builder.reject_field("name", problem, "use another name");
+                    });
+                });
+            }
+        }
+        are_names_different.then_some(self)
+    }
+}
+
+/// The fields of a rule. `P` is the type of its path matches.
+#[derive(Debug, Definition)]
+struct RuleFields<P: Definition + Into<PathMatch>> {
+    /// Name of the rule in reports, unique in the policy.
+    #[field(absent = "the list and the index of the rule, such as `deny[0]`")]
+    name: Option<Name>,
+    /// Clients, any of which the traffic may come from.
+    #[field(list(1, MAX_LIST), absent = "all clients")]
+    from: Vec<PeerMatch>,
+    /// Matches of requests, any of which may apply. All conditions of a match must hold.
+    #[field(list(1, MAX_LIST), absent = "all requests and opaque bytes")]
+    requests: Vec<RequestFields<P>>,
+    /// Required claims of the request's token: the accepted values of each claim, by its name. Dots in a name separate the
+    /// keys of nested objects. A rule with claims applies to requests only.
+    #[field(
+        entries(1, MAX_CLAIMS),
+        key = COMPARED_TEXT,
+        list(1, MAX_LIST),
+        text = COMPARED_TEXT,
+        absent = "no required claims"
+    )]
+    claims: BTreeMap<String, Vec<String>>,
+    /// Ports of the workload, not of the service.
+    #[field(list(1, MAX_LIST), integer(1, 65535), absent = "all ports")]
+    ports: Vec<u16>,
+}
+
+impl<P: Definition + Into<PathMatch>> RuleFields<P> {
+    /// Returns the rule of a policy. A rule without a name gets one from its action and index, such as `deny[0]`.
+    fn into_rule(self, policy: &PolicyName, action: PolicyAction, index: usize) -> PolicyRule {
+        let name = match self.name {
+            Some(name) => name.to_string(),
+            None => format!("{}[{index}]", action.as_str()),
+        };
+        let claims = self.claims.into_iter();
+        PolicyRule {
+            policy: policy.clone(),
+            name,
+            action,
+            peers: self.from,
+            requests: self.requests.into_iter().map(RequestFields::into_match).collect(),
+            claims: claims.map(|(name, values)| ClaimMatch { name, values }).collect(),
+            ports: match self.ports.is_empty() {
+                true => PortSet::All,
+                false => PortSet::Only(self.ports),
+            },
+        }
+    }
+}
+
+/// The fields of a match of requests. `P` is the type of its path match.
+#[derive(Debug, Definition)]
+#[definition(
+    check = Self::with_condition,
+    cel(
+        "has(self.methods) || has(self.path) || has(self.headers)",
+        "has no condition for requests: set methods, path or headers"
+    )
+)]
+struct RequestFields<P: Definition + Into<PathMatch>> {
+    /// Methods, any of which the request may have. `*` is every method.
+    #[field(list(1, MAX_LIST), absent = "all methods")]
+    methods: Vec<RuleMethod>,
+    /// Condition on the path, without the query. Write an exact path or a prefix of a deny rule decoded (`/my files`), and
+    /// that of an allow rule as clients send it (`/my%20files`).
+    #[field(absent = "any path")]
+    path: Option<P>,
+    /// Conditions on headers, all of which must hold.
+    #[field(
+        list(1, MAX_FIELD_MATCHES),
+        absent = "no conditions on headers",
+        check = check_different_headers
+    )]
+    headers: Vec<HeaderMatch>,
+}
+
+impl<P: Definition + Into<PathMatch>> RequestFields<P> {
+    fn into_match(self) -> RequestMatch {
+        let mut methods: Vec<String> = Vec::new();
+        // `*` matches like an absent list.
+        if !self.methods.contains(&RuleMethod(ANY_METHOD)) {
+            for RuleMethod(method) in self.methods {
+                if !methods.iter().any(|existing| existing == method) {
+                    methods.push(method.to_owned());
+                }
+            }
+        }
+        RequestMatch {
+            path: self.path.map(Into::into).unwrap_or_default(),
+            methods,
+            headers: self.headers.into_iter().map(FieldMatch::from).collect(),
+            query: Vec::new(),
+        }
+    }
+
+    /// Rejects a match of all requests.
+    fn with_condition(self, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
+        if self.methods.is_empty() && self.path.is_none() && self.headers.is_empty() {
+            builder.reject("has no condition for requests", "add `methods`, `path` or `headers`");
+            return None;
+        }
+        Some(self)
+    }
+}
+
+/// A method of a rule, or `*` for every method.
+#[derive(Debug, PartialEq, Eq)]
+struct RuleMethod(&'static str);
+
+impl Definition for RuleMethod {
+    const SCHEMA: Schema = Schema::Choice(METHODS);
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        METHODS.get(value.choice_index()?).copied().map(Self)
     }
 }
 
@@ -106,6 +287,37 @@ impl PolicyAction {
     }
 }
 
+/// The fields of a match on accounts.
+#[derive(Definition)]
+#[definition(
+    builds = PeerMatch,
+    cel(
+        "has(self.namespace) || has(self.serviceAccount)",
+        "names no client: set namespace or serviceAccount"
+    )
+)]
+struct PeerMatchFields {
+    /// Namespace of the clients; each `*` matches any characters.
+    #[field(absent = "the policy's namespace")]
+    namespace: Option<NamePattern>,
+    /// Service account of the clients; each `*` matches any characters.
+    #[field(absent = "any account")]
+    service_account: Option<NamePattern>,
+}
+
+impl PeerMatchFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<PeerMatch> {
+        if self.namespace.is_none() && self.service_account.is_none() {
+            builder.reject("names no client", "add `namespace` or `serviceAccount`");
+            return None;
+        }
+        Some(PeerMatch {
+            namespace: self.namespace.unwrap_or_else(|| builder.namespace().into()),
+            account: self.service_account.unwrap_or_else(NamePattern::any),
+        })
+    }
+}
+
 /// A match on accounts. Both the namespace and the name must match.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PeerMatch {
@@ -135,7 +347,20 @@ impl fmt::Display for PeerMatch {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NamePattern(String);
 
+impl Definition for NamePattern {
+    const SCHEMA: Schema = Schema::Text(&NAME_PATTERN);
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        Self::new(&value.into_text()?).ok()
+    }
+}
+
 impl NamePattern {
+    /// Returns the pattern that matches every name.
+    fn any() -> Self {
+        Self("*".to_owned())
+    }
+
     /// Validates a pattern.
     ///
     /// # Errors
@@ -213,8 +438,25 @@ pub struct InvalidNamePattern {
     pub text: String,
 }
 
+/// The methods of rules, as in SMI.
+const METHODS: &[&str] =
+    &[ANY_METHOD, "GET", "HEAD", "PUT", "POST", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+const ANY_METHOD: &str = "*";
+/// Maximum number of claims per rule.
+const MAX_CLAIMS: usize = 16;
+/// Maximum number of elements in a list: rules, accounts, clients, requests, methods, claim values or ports.
+const MAX_LIST: usize = 256;
+/// Maximum number of `allow` rules, and of `deny` rules, per policy.
+const MAX_RULES: usize = 256;
 /// The maximum length of a pattern in bytes: the length of the longest DNS name.
 const MAX_PATTERN_BYTES: usize = 253;
+/// A pattern of names.
+const NAME_PATTERN: TextSchema = TextSchema::new(MAX_PATTERN_BYTES, |text| {
+    let hint = "use lower-case letters, digits, `-`, `.`, and `*` for any characters";
+    let problem = |_| TextProblem::new("is not a pattern of names", hint);
+    NamePattern::new(text).map(drop).map_err(problem)
+})
+.with_pattern("^[-a-z0-9.*]+$");
 
 #[cfg(test)]
 mod tests {

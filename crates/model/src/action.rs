@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::cors::Cors;
+use crate::definition::{Definition, ManifestBuilder, TextProblem, TextSchema};
 use crate::name::Name;
 use crate::route::WeightedBackend;
 use crate::session_persistence::SessionPersistence;
@@ -118,12 +119,22 @@ pub struct BackendEdits {
 }
 
 /// A header line.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Definition)]
+#[definition(check = Self::with_lower_case_name)]
 pub struct Header {
-    /// The header name, in lower case.
+    /// Name of the header, in any case.
+    #[field(text = EDITABLE_HEADER)]
     pub name: String,
-    /// The header value.
+    /// Value of the header.
+    #[field(text = HEADER_VALUE)]
     pub value: String,
+}
+
+impl Header {
+    fn with_lower_case_name(mut self, _: &mut ManifestBuilder<'_>) -> Self {
+        self.name.make_ascii_lowercase();
+        self
+    }
 }
 
 /// A redirect response. An absent scheme, host or path is taken from the request.
@@ -221,6 +232,34 @@ const PROTECTED_HEADERS: [&str; 12] = [
     "transfer-encoding",
     "upgrade",
 ];
+
+/// The name of a header that a rule may edit, in any case.
+pub const EDITABLE_HEADER: TextSchema = TextSchema::new(MAX_HEADER_NAME_BYTES, |text| {
+    let name = text.to_ascii_lowercase();
+    if !HeaderEdits::is_valid_name(&name) || name.len() > MAX_HEADER_NAME_BYTES {
+        return Err(TextProblem::new("is not the name of a header", "use letters, digits and `-`"));
+    }
+    if HeaderEdits::may_edit(&name) {
+        return Ok(());
+    }
+    let hint = match name.as_str() {
+        "host" => "use a URLRewrite with `hostname`",
+        _ => "remove it",
+    };
+    Err(TextProblem::new("is a header of the protocol and cannot be changed", hint))
+});
+/// The value of a header that a rule sets.
+pub const HEADER_VALUE: TextSchema = TextSchema::new(MAX_HEADER_VALUE_BYTES, |text| {
+    match HeaderEdits::is_valid_value(text) && (1..=MAX_HEADER_VALUE_BYTES).contains(&text.len()) {
+        true => Ok(()),
+        false => Err(TextProblem::new(
+            "is not a value of a header",
+            "use 1 to 4096 bytes, without control characters and outer spaces",
+        )),
+    }
+});
+const MAX_HEADER_NAME_BYTES: usize = 256;
+const MAX_HEADER_VALUE_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {

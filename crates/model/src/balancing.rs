@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
+use crate::definition::{
+    Definition, HEADER_NAME, ManifestBuilder, TextProblem, TextSchema, normalize_header_name,
+};
 use crate::service_policy::ServicePolicyName;
+use crate::token::is_token;
 
 /// The load balancing of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -21,6 +25,94 @@ pub struct LoadBalancing {
     /// The slow start of new endpoints; when absent, new endpoints receive their full share immediately. Never
     /// combined with a hash-based algorithm.
     pub slow_start: Option<SlowStart>,
+}
+
+/// The fields of load balancing settings.
+#[derive(Definition)]
+#[definition(
+    builds = LoadBalancing,
+    cel(
+        "!has(self.choiceCount) || !has(self.algorithm) \
+         || self.algorithm in ['PeakEwma', 'LeastRequest']",
+        "choiceCount requires PeakEwma or LeastRequest"
+    ),
+    cel(
+        "has(self.key) == (has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev'])",
+        "key is required for RingHash and Maglev, and not supported for other algorithms"
+    ),
+    cel(
+        "!has(self.key) || !has(self.warmup)",
+        "warmup is not supported for algorithms with a key"
+    )
+)]
+struct LoadBalancingFields {
+    /// Algorithm that selects an endpoint.
+    #[field(default = "PeakEwma")]
+    algorithm: AlgorithmName,
+    /// Number of endpoints that PeakEwma and LeastRequest pick at random and compare. Other algorithms do not support it.
+    #[field(integer(2, LoadBalancing::MAX_CHOICES), absent = "2")]
+    choice_count: Option<u8>,
+    /// Property of the request that is hashed: `{header: NAME}`, `{cookie: NAME}` or `{source: true}`. RingHash and Maglev
+    /// require it, and other algorithms do not support it.
+    key: Option<HashKey>,
+    /// Slow start: a new endpoint gets less than its share at first. It is not supported with RingHash and Maglev.
+    #[field(absent = "a new endpoint gets its share at once")]
+    warmup: Option<SlowStart>,
+}
+
+/// An algorithm as named in manifests, without its parameters.
+#[derive(Clone, Copy, Definition)]
+enum AlgorithmName {
+    PeakEwma,
+    LeastRequest,
+    RoundRobin,
+    Random,
+    RingHash,
+    Maglev,
+}
+
+impl LoadBalancingFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<LoadBalancing> {
+        let is_valid = self.check_parameters(builder);
+        let choices = self.choice_count.unwrap_or(DEFAULT_CHOICES);
+        let algorithm = match self.algorithm {
+            AlgorithmName::PeakEwma => BalanceAlgorithm::PeakEwma { choices },
+            AlgorithmName::LeastRequest => BalanceAlgorithm::LeastRequest { choices },
+            AlgorithmName::RoundRobin => BalanceAlgorithm::RoundRobin,
+            AlgorithmName::Random => BalanceAlgorithm::Random,
+            AlgorithmName::RingHash => BalanceAlgorithm::RingHash(self.key?),
+            AlgorithmName::Maglev => BalanceAlgorithm::Maglev(self.key?),
+        };
+        is_valid.then_some(LoadBalancing { algorithm, slow_start: self.warmup })
+    }
+
+    /// True if the algorithm supports all parameters that are present, and none is missing.
+    fn check_parameters(&self, builder: &mut ManifestBuilder<'_>) -> bool {
+        let uses_choice_count =
+            matches!(self.algorithm, AlgorithmName::PeakEwma | AlgorithmName::LeastRequest);
+        let uses_key = matches!(self.algorithm, AlgorithmName::RingHash | AlgorithmName::Maglev);
+        let has_foreign_count = self.choice_count.is_some() && !uses_choice_count;
+        if has_foreign_count {
+            let problem = "requires PeakEwma or LeastRequest";
+            builder.reject_field("choiceCount", problem, "remove it, or use one of these");
+        }
+        if self.key.is_some() && !uses_key {
+            let problem = "requires RingHash or Maglev";
+            builder.reject_field("key", problem, "remove it, or use one of these");
+        }
+        if self.key.is_none() && uses_key {
+            builder.reject("has no `key`, which RingHash and Maglev require", "add `key`");
+        }
+        let has_useless_warmup = self.warmup.is_some() && uses_key;
+        if has_useless_warmup {
+            builder.reject_field(
+                "warmup",
+                "is not supported with a key, which selects its endpoint regardless of age",
+                "remove it, or use another algorithm",
+            );
+        }
+        !has_foreign_count && self.key.is_some() == uses_key && !has_useless_warmup
+    }
 }
 
 /// A load balancing algorithm.
@@ -59,12 +151,49 @@ pub enum HashKey {
     Source,
 }
 
+/// The keys of a hash key.
+#[derive(Definition)]
+#[definition(noun = "key", builds = HashKey)]
+enum HashKeyFields {
+    /// Name of the header whose values are hashed, in any case; `host` is the host of the request.
+    #[field(text = HEADER_NAME)]
+    Header(String),
+    /// Name of the cookie whose value is hashed.
+    #[field(text = COOKIE_NAME)]
+    Cookie(String),
+    /// `true` for the calling workload: each workload uses one endpoint.
+    Source(bool),
+}
+
+impl HashKeyFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<HashKey> {
+        match self {
+            Self::Header(name) => Some(HashKey::Header(normalize_header_name(&name))),
+            Self::Cookie(name) => Some(HashKey::Cookie(name)),
+            Self::Source(true) => Some(HashKey::Source),
+            Self::Source(false) => {
+                let hint = "use `source: true`, or another key";
+                builder.reject_field("source", "has no key", hint);
+                None
+            }
+        }
+    }
+}
+
+/// The name of a cookie, which is a token (RFC 6265 §4.1.1).
+const COOKIE_NAME: TextSchema = TextSchema::new(256, |text| match is_token(text) {
+    true => Ok(()),
+    false => Err(TextProblem::new("is not the name of a cookie", "use letters, digits and `-`")),
+});
+
 /// The slow start of a new endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Definition)]
 pub struct SlowStart {
-    /// The age at which an endpoint receives its full share.
+    /// Age at which an endpoint gets its full share. The share grows linearly.
+    #[field(duration("1s", "24h"))]
     pub duration: Duration,
-    /// The initial share of requests in percent of the full share, 1 to 100.
+    /// Initial share of requests in percent of the full share.
+    #[field(name = "minimumPercent", integer(1, 100), default = "10")]
     pub min_percent: u8,
 }
 
@@ -85,3 +214,6 @@ impl BalanceAlgorithm {
         }
     }
 }
+
+/// The default number of endpoints that are compared.
+const DEFAULT_CHOICES: u8 = 2;

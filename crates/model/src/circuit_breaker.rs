@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::action::Header;
-use crate::outlier_detection::FailureClasses;
+use crate::definition::{Definition, ManifestBuilder};
+use crate::fixed_response::FixedResponse;
+use crate::outlier_detection::{FailureClasses, MAX_REQUEST_COUNT};
 use crate::service_policy::ServicePolicyName;
 
 /// The circuit breaker of a port, and the policy that sets it.
@@ -28,16 +29,69 @@ pub struct CircuitBreaker {
     pub connect_timeout: Option<Duration>,
 }
 
+/// The fields of a circuit breaker.
+#[derive(Definition)]
+#[definition(
+    builds = CircuitBreaker,
+    cel(
+        "has(self.limits) || has(self.connectTimeout) || has(self.trip)",
+        "has no effect: set limits, connectTimeout or trip"
+    ),
+    cel("!has(self.response) || has(self.trip)", "response requires trip")
+)]
+struct CircuitBreakerFields {
+    /// Limits of concurrent connections and requests. Each applies to all threads of the sidecar together.
+    #[field(absent = "no limits")]
+    limits: Option<CircuitLimits>,
+    /// Timeout for connecting to an endpoint. It is also the longest time that a request waits for a connection that another
+    /// request is opening.
+    #[field(duration("1ms", "1h"), absent = "the sidecar's `--connect-timeout`")]
+    connect_timeout: Option<Duration>,
+    /// Conditions that open the circuit.
+    #[field(absent = "the circuit never opens")]
+    trip: Option<TripConditions>,
+    /// Response while the circuit is open.
+    #[field(absent = "503 with a sentence about the reason")]
+    response: Option<FixedResponse>,
+}
+
+impl CircuitBreakerFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<CircuitBreaker> {
+        let has_response_without_trip = self.response.is_some() && self.trip.is_none();
+        if has_response_without_trip {
+            let hint = "add `trip`, or remove `response`";
+            builder.reject_field("response", "has no effect without `trip`", hint);
+        }
+        let limits = self.limits.unwrap_or_default();
+        let has_effect = limits != CircuitLimits::default()
+            || self.connect_timeout.is_some()
+            || self.trip.is_some();
+        if !has_effect {
+            builder.reject("has no effect", "add `limits`, `connectTimeout` or `trip`");
+        }
+        (has_effect && !has_response_without_trip).then_some(CircuitBreaker {
+            limits,
+            trip: self.trip,
+            response: self.response.unwrap_or_default(),
+            connect_timeout: self.connect_timeout,
+        })
+    }
+}
+
 /// The concurrency limits of a port. There is no limit for an absent number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Definition)]
 pub struct CircuitLimits {
-    /// The maximum number of opaque connections. The links that requests share are not limited.
+    /// Maximum number of concurrent connections, on ports that carry TCP. The links that requests share are not limited.
+    #[field(integer(1, u32::MAX), absent = "no limit")]
     pub connections: Option<u32>,
-    /// The maximum number of requests in progress; each attempt counts.
+    /// Maximum number of concurrent requests. Each attempt of a request counts.
+    #[field(integer(1, u32::MAX), absent = "no limit")]
     pub requests: Option<u32>,
-    /// The maximum number of requests that wait for a connection.
+    /// Maximum number of requests that wait for a connection.
+    #[field(integer(1, u32::MAX), absent = "no limit")]
     pub pending: Option<u32>,
-    /// The maximum number of retries in progress.
+    /// Maximum number of concurrent retries; 0 disables retries.
+    #[field(integer(0, u32::MAX), absent = "no limit")]
     pub retries: Option<u32>,
 }
 
@@ -64,6 +118,64 @@ pub struct TripConditions {
     pub half_open_requests: u32,
 }
 
+/// The fields of the conditions.
+#[derive(Definition)]
+#[definition(builds = TripConditions)]
+struct TripConditionFields {
+    /// The results that count as failures.
+    #[field(include)]
+    failures: FailureClasses,
+    /// Length of the sliding window.
+    // In a shorter window, most buckets would have no requests.
+    #[field(duration("100ms", "24h"), default = "10s")]
+    window: Duration,
+    /// Number of buckets in the window, which slides by one bucket at a time.
+    #[field(integer(1, 60), default = "10")]
+    buckets: u8,
+    /// Minimum number of requests in the window. With fewer, shares of requests do not open the circuit.
+    #[field(integer(1, MAX_REQUEST_COUNT), default = "20")]
+    minimum_requests: u32,
+    /// Share of failed requests in percent that opens the circuit.
+    #[field(
+        integer(1, 100),
+        absent = "50 if `consecutiveFailures` and `slow` are absent too, otherwise no share"
+    )]
+    percent: Option<u8>,
+    /// Number of consecutive failures that open the circuit at once.
+    #[field(integer(1, u32::MAX), absent = "no limit")]
+    consecutive_failures: Option<u32>,
+    /// Slow requests that open the circuit.
+    #[field(absent = "the duration of requests has no effect")]
+    slow: Option<SlowRequests>,
+    /// Time that the circuit stays open.
+    #[field(duration("10ms", "24h"), default = "30s")]
+    open_duration: Duration,
+    /// Number of requests that are allowed in the half-open state. All must succeed before the circuit closes.
+    #[field(integer(1, 1000), default = "1")]
+    half_open_requests: u32,
+}
+
+impl TripConditionFields {
+    fn build_type(self, _: &mut ManifestBuilder<'_>) -> TripConditions {
+        let has_other_condition = self.consecutive_failures.is_some() || self.slow.is_some();
+        let failure_threshold = match self.percent {
+            None if has_other_condition => RequestThreshold::default(),
+            percent => RequestThreshold::from_percent(percent.unwrap_or(DEFAULT_PERCENT)),
+        };
+        TripConditions {
+            failures: self.failures,
+            window: self.window,
+            buckets: self.buckets,
+            min_requests: self.minimum_requests,
+            failure_threshold,
+            consecutive_failures: self.consecutive_failures,
+            slow_requests: self.slow,
+            open_duration: self.open_duration,
+            half_open_requests: self.half_open_requests,
+        }
+    }
+}
+
 /// A threshold of failed or slow requests, as a share of all requests or as a number. The threshold is reached when the
 /// share or the number is reached. A share or number that is absent is never reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -72,6 +184,13 @@ pub struct RequestThreshold {
     pub share_ppm: Option<u32>,
     /// A number of requests, at least 1.
     pub count: Option<u32>,
+}
+
+impl RequestThreshold {
+    /// Returns the threshold for a percentage of the requests. One percent is 10,000 parts per million.
+    fn from_percent(percent: u8) -> Self {
+        Self { share_ppm: Some(u32::from(percent) * 10_000), count: None }
+    }
 }
 
 /// The threshold of slow requests.
@@ -83,22 +202,24 @@ pub struct SlowRequests {
     pub threshold: RequestThreshold,
 }
 
-/// A response that the sidecar sends instead of an upstream response.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct FixedResponse {
-    /// The HTTP status; the default status of the rejection reason when absent.
-    pub status: Option<u16>,
-    /// The body; a sentence about the rejection reason when absent.
-    pub body: Option<String>,
-    /// Additional response headers; their names are in lower case.
-    pub headers: Vec<Header>,
+/// The fields of slow requests.
+#[derive(Definition)]
+#[definition(builds = SlowRequests)]
+struct SlowRequestFields {
+    /// Minimum duration of a slow request, with its whole response.
+    #[field(duration("1ms", "24h"))]
+    threshold: Duration,
+    /// Share of slow requests in percent that opens the circuit.
+    #[field(integer(1, 100), default = "50")]
+    percent: u8,
 }
 
-impl FixedResponse {
-    /// True for a valid status of a fixed response: a final status whose responses have a body (RFC 9110 §15.3.5,
-    /// §15.3.6, §15.4.5).
-    #[must_use]
-    pub const fn is_valid_status(status: u16) -> bool {
-        matches!(status, 200..=599) && !matches!(status, 204 | 205 | 304)
+impl SlowRequestFields {
+    fn build_type(self, _: &mut ManifestBuilder<'_>) -> SlowRequests {
+        let threshold = RequestThreshold::from_percent(self.percent);
+        SlowRequests { min_duration: self.threshold, threshold }
     }
 }
+
+/// The failure percentage that opens the circuit, unless another condition is present.
+const DEFAULT_PERCENT: u8 = 50;

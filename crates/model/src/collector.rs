@@ -1,7 +1,9 @@
 //! Collectors: servers outside the mesh that receive spans, metrics and access log lines. Parses their URLs.
 
 use std::fmt;
+use std::marker::PhantomData;
 
+use crate::definition::{Definition, ManifestBuilder, ManifestValue, Schema, TextForm, TextSchema};
 use crate::server::{InvalidEndpoint, Server};
 
 /// A collector's endpoint and protocol.
@@ -81,6 +83,110 @@ impl Collector {
         };
         Ok(Self { protocol, server, path: path.to_owned() })
     }
+
+    /// Parses the field `endpoint` of the current map, or rejects it.
+    fn build_from(
+        signal: Signal,
+        protocol: CollectorProtocol,
+        endpoint: &str,
+        builder: &mut ManifestBuilder<'_>,
+    ) -> Option<Self> {
+        let reject = |reason: InvalidEndpoint| {
+            let hint = match protocol {
+                CollectorProtocol::OtlpHttp => "correct it, as in `http://127.0.0.1:4318`",
+                CollectorProtocol::OtlpGrpc => "correct it, as in `http://127.0.0.1:4317`",
+                CollectorProtocol::Zipkin => "correct it, as in `http://127.0.0.1:9411`",
+            };
+            let problem = format!("is not a valid endpoint: {reason}");
+            builder.reject_text("endpoint", TextForm::Url, problem, hint);
+        };
+        Self::parse(signal, protocol, endpoint).map_err(reject).ok()
+    }
+}
+
+/// A signal as a type, for the types of manifests that belong to one signal.
+pub(crate) trait SignalType {
+    /// The signal.
+    const SIGNAL: Signal;
+}
+
+/// Spans.
+pub(crate) struct Traces;
+
+/// Metrics.
+pub(crate) struct Metrics;
+
+/// Access log lines.
+pub(crate) struct Logs;
+
+impl SignalType for Traces {
+    const SIGNAL: Signal = Signal::Traces;
+}
+
+impl SignalType for Metrics {
+    const SIGNAL: Signal = Signal::Metrics;
+}
+
+impl SignalType for Logs {
+    const SIGNAL: Signal = Signal::Logs;
+}
+
+/// An OTLP collector of a signal.
+pub(crate) struct OtlpCollector<S>(pub(crate) Collector, PhantomData<S>);
+
+/// The fields of an OTLP collector.
+#[derive(Definition)]
+struct OtlpFields {
+    /// URL of the collector: `http://HOST:PORT`, or `https://HOST:PORT` for TLS. A path is optional; the default path is
+    /// `/v1/traces`, `/v1/metrics` or `/v1/logs`. A URL for gRPC has no path.
+    #[field(text = ENDPOINT)]
+    endpoint: String,
+    /// Protocol: `http` is protobuf in HTTP/1.1.
+    #[field(default = "http")]
+    protocol: OtlpProtocol,
+}
+
+/// The protocol of an OTLP collector.
+#[derive(Definition)]
+enum OtlpProtocol {
+    #[field(name = "http")]
+    Http,
+    #[field(name = "grpc")]
+    Grpc,
+}
+
+impl<S: SignalType> Definition for OtlpCollector<S> {
+    const SCHEMA: Schema = OtlpFields::SCHEMA;
+
+    fn build(value: ManifestValue, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
+        let OtlpFields { endpoint, protocol } = OtlpFields::build(value, builder)?;
+        let protocol = match protocol {
+            OtlpProtocol::Http => CollectorProtocol::OtlpHttp,
+            OtlpProtocol::Grpc => CollectorProtocol::OtlpGrpc,
+        };
+        let collector = Collector::build_from(S::SIGNAL, protocol, &endpoint, builder)?;
+        Some(Self(collector, PhantomData))
+    }
+}
+
+/// A Zipkin collector.
+pub(crate) struct ZipkinCollector(pub(crate) Collector);
+
+/// The fields of a Zipkin collector.
+#[derive(Definition)]
+#[definition(builds = ZipkinCollector)]
+struct ZipkinFields {
+    /// URL of the collector: `http://HOST:PORT`, or `https://HOST:PORT` for TLS. A path is optional; the default path is
+    /// `/api/v2/spans`.
+    #[field(text = ENDPOINT)]
+    endpoint: String,
+}
+
+impl ZipkinFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<ZipkinCollector> {
+        let (signal, protocol) = (Signal::Traces, CollectorProtocol::Zipkin);
+        Collector::build_from(signal, protocol, &self.endpoint, builder).map(ZipkinCollector)
+    }
 }
 
 /// Formats the collector's URL.
@@ -90,6 +196,10 @@ impl fmt::Display for Collector {
     }
 }
 
+/// The URL of a collector. [`Collector::parse`] checks it, because the valid paths depend on the protocol.
+const ENDPOINT: TextSchema = TextSchema::bounded(MAX_ENDPOINT_BYTES).with_form(TextForm::Url);
+/// The maximum length of a URL in bytes.
+const MAX_ENDPOINT_BYTES: usize = 2048;
 /// The maximum length of a path in bytes.
 const MAX_PATH_BYTES: usize = 1024;
 

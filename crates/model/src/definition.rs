@@ -8,17 +8,18 @@
 mod builder;
 mod reference;
 mod schema;
+mod texts;
 mod value;
 
 pub use builder::{ManifestBuilder, PathStep, Violation};
 pub use leno_derive::Definition;
 pub use reference::{FieldReference, field_references, format_duration, reference_table};
 pub use schema::{
-    FieldDefault, FieldSchema, MapRule, MapSchema, Member, Remedy, Schema, TextProblem, TextSchema,
-    duration,
+    FieldDefault, FieldSchema, MapRule, MapSchema, Member, Remedy, Schema, TextForm, TextProblem,
+    TextSchema, duration,
 };
-pub(crate) use value::check_name;
-pub use value::{FieldValues, ManifestValue};
+pub use texts::{HEADER_NAME, LABEL, NAME, REGEX, normalize_header_name};
+pub use value::{AnyValue, Entries, FieldValues, ManifestValue};
 
 /// A type of manifests.
 pub trait Definition: Sized {

@@ -3,7 +3,7 @@
 use crate::identity::ServiceAccount;
 use crate::ip_range::IpRange;
 use crate::name::{PolicyName, RouteGroupName};
-use crate::route::RequestMatch;
+use crate::request_match::RequestMatch;
 use crate::tls_route::HostPattern;
 
 /// An `Egress` of OSM, osm-edge or FSM. It has no effect while the mesh allows all egress.

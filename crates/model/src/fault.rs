@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use crate::access_policy::PeerMatch;
-use crate::circuit_breaker::FixedResponse;
+use crate::action::Header;
+use crate::definition::{Definition, ManifestBuilder};
+use crate::fixed_response::{BODY, FixedResponse, MAX_HEADERS, check_headers};
 use crate::identity::ServiceAccount;
-use crate::route::RequestMatch;
+use crate::outlier_detection::GrpcFailure;
+use crate::request_match::RequestMatch;
+use crate::rule_conditions::{RuleConditions, check_rule_names};
 use crate::service_policy::ServicePolicyName;
 
 /// The faults of requests to a port, and the policy that sets them.
@@ -15,6 +19,22 @@ pub struct PortFaults {
     pub policy: ServicePolicyName,
     /// The rules in document order; the first match decides.
     pub rules: Vec<FaultRule>,
+}
+
+/// The rules of a `FaultInjection`, in document order: at least one, each with another name.
+#[derive(Debug, Clone, PartialEq, Eq, Definition)]
+pub struct FaultRules {
+    /// Fault rules. The first rule that matches a request applies, and later rules are ignored.
+    #[field(list(1, MAX_RULES), required, check = FaultRule::with_different_names)]
+    rules: Vec<FaultRule>,
+}
+
+impl FaultRules {
+    /// Returns the rules.
+    #[must_use]
+    pub fn into_rules(self) -> Vec<FaultRule> {
+        self.rules
+    }
 }
 
 /// A fault rule. At least one of `delay` and `abort` is set.
@@ -38,15 +58,55 @@ impl FaultRule {
     pub fn matches_caller(&self, caller: &ServiceAccount) -> bool {
         self.peers.is_empty() || self.peers.iter().any(|peer| peer.matches_account(caller))
     }
+
+    fn with_different_names(
+        rules: Vec<Self>,
+        builder: &mut ManifestBuilder<'_>,
+    ) -> Option<Vec<Self>> {
+        check_rule_names(rules, |rule| &rule.name, builder)
+    }
+}
+
+/// The fields of a fault rule.
+#[derive(Definition)]
+#[definition(
+    builds = FaultRule,
+    cel("has(self.delay) || has(self.abort)", "injects no fault: set delay or abort")
+)]
+struct FaultRuleFields {
+    /// The name and the conditions.
+    #[field(include)]
+    conditions: RuleConditions,
+    /// Delay of requests. If the rule also aborts a request, the delay comes first.
+    #[field(absent = "no delay")]
+    delay: Option<FaultDelay>,
+    /// Response of the client's sidecar, which does not forward the request.
+    #[field(absent = "no response")]
+    abort: Option<FaultAbort>,
+}
+
+impl FaultRuleFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<FaultRule> {
+        if self.delay.is_none() && self.abort.is_none() {
+            builder.reject("injects no fault", "add `delay` or `abort`");
+            return None;
+        }
+        let RuleConditions { name, requests, peers } = self.conditions;
+        Some(FaultRule { name, requests, peers, delay: self.delay, abort: self.abort })
+    }
 }
 
 /// A delay of a share of requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Definition)]
+#[definition(example("fixedDelay", "100ms"))]
 pub struct FaultDelay {
-    /// The share of requests that are delayed, in millionths.
-    pub share_ppm: u32,
-    /// The length of the delay, at most [`FaultDelay::MAX_DELAY`].
+    /// Time before anything of the request is sent.
+    #[field(name = "fixedDelay", duration("1ms", FaultDelay::MAX_DELAY))]
     pub duration: Duration,
+    /// Percentage of requests that are delayed, with at most four decimals.
+    // The value is in millionths.
+    #[field(name = "percent", percentage, default = "100")]
+    pub share_ppm: u32,
 }
 
 impl FaultDelay {
@@ -65,6 +125,56 @@ pub struct FaultAbort {
     pub grpc: Option<u8>,
 }
 
+/// The fields of an abort.
+#[derive(Definition)]
+#[definition(
+    builds = FaultAbort,
+    cel(
+        "has(self.httpStatus) || has(self.grpcStatus)",
+        "has no status: set httpStatus or grpcStatus"
+    )
+)]
+struct FaultAbortFields {
+    /// Status of the response. 204, 205 and 304 are rejected, because such a response has no body.
+    #[field(integer(200, 599), absent = "503")]
+    http_status: Option<u16>,
+    /// gRPC status of the response to a gRPC call, by name.
+    #[field(absent = "the status that gRPC clients derive from httpStatus")]
+    grpc_status: Option<GrpcFailure>,
+    /// Body of the response.
+    #[field(text = BODY, absent = "a sentence about the reason")]
+    body: Option<String>,
+    /// Additional headers of the response, each name once.
+    #[field(list(0, MAX_HEADERS), check = check_headers)]
+    headers: Vec<Header>,
+    /// Percentage of requests that are aborted, with at most four decimals. The random draw is independent of the delay's.
+    #[field(percentage, default = "100")]
+    percent: u32,
+}
+
+impl FaultAbortFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<FaultAbort> {
+        let has_status = self.http_status.is_some() || self.grpc_status.is_some();
+        if !has_status {
+            builder.reject("has no status", "add `httpStatus`, `grpcStatus` or both");
+        }
+        let has_body = self.http_status.is_none_or(FixedResponse::is_valid_status);
+        if !has_body {
+            let hint = "use a status that permits a body, such as 503";
+            builder.reject_field("httpStatus", "has no body", hint);
+        }
+        (has_status && has_body).then_some(FaultAbort {
+            share_ppm: self.percent,
+            response: FixedResponse {
+                status: self.http_status,
+                body: self.body,
+                headers: self.headers,
+            },
+            grpc: self.grpc_status.map(GrpcFailure::number),
+        })
+    }
+}
+
 impl FaultAbort {
     /// True if the fault applies to every request.
     #[must_use]
@@ -72,3 +182,6 @@ impl FaultAbort {
         self.share_ppm >= 1_000_000
     }
 }
+
+/// Maximum number of rules per policy.
+const MAX_RULES: usize = 64;

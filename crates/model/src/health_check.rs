@@ -58,7 +58,7 @@ struct HealthCheckFields {
     #[field(duration("100ms", "1h"), default = "10s")]
     interval: Duration,
     /// Timeout of a check, at most the interval.
-    #[field(duration("100ms", "60s"), absent = "1s, or the interval if that is shorter")]
+    #[field(duration("100ms", "60s"), absent = "`1s`, or the interval if that is shorter")]
     timeout: Option<Duration>,
     /// Number of consecutive failed checks that eject the endpoint.
     #[field(integer(1, 1000), default = "3")]
@@ -87,16 +87,15 @@ impl HealthCheckFields {
 }
 
 /// The names of gRPC services: at most 256 printable ASCII characters.
-const GRPC_SERVICE: TextSchema = TextSchema {
-    max_bytes: 256,
-    pattern: Some("^[!-~]*$"),
-    check: |text| match text.len() <= 256 && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+const GRPC_SERVICE: TextSchema = TextSchema::new(256, |text| {
+    match text.len() <= 256 && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         true => Ok(()),
         false => {
             let hint = "write it as its `.proto` file does, such as \"shop.v1.Ratings\"";
             Err(TextProblem::new("is not the name of a gRPC service", hint))
         }
-    },
-};
+    }
+})
+.with_pattern("^[!-~]*$");
 /// The default timeout, unless the interval is shorter.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -41,7 +41,12 @@ impl HedgeMethod {
     /// Validates a method; `None` if it cannot be sent twice.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
-        Self::is_valid(text).then(|| Self(text.to_owned()))
+        let is_method_byte = |byte: u8| {
+            byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
+        };
+        let has_valid_length = (1..=MAX_METHOD_BYTES).contains(&text.len());
+        let is_method = has_valid_length && text.bytes().all(is_method_byte);
+        (is_method && text != "CONNECT").then(|| Self(text.to_owned()))
     }
 
     /// Returns the method as text.
@@ -49,30 +54,10 @@ impl HedgeMethod {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-
-    fn is_valid(text: &str) -> bool {
-        let is_method_byte = |byte: u8| {
-            byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
-        };
-        !text.is_empty()
-            && text.len() <= MAX_METHOD_BYTES
-            && text.bytes().all(is_method_byte)
-            && text != "CONNECT"
-    }
 }
 
 impl Definition for HedgeMethod {
-    const SCHEMA: Schema = Schema::Text(&TextSchema {
-        max_bytes: MAX_METHOD_BYTES,
-        pattern: Some("^[A-Z0-9_-]+$"),
-        check: |text| match Self::is_valid(text) {
-            true => Ok(()),
-            false => {
-                let problem = "is not a method that can be sent twice";
-                Err(TextProblem::new(problem, "use one such as GET or POST"))
-            }
-        },
-    });
+    const SCHEMA: Schema = Schema::Text(&METHOD);
 
     fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
         Self::new(&value.into_text()?)
@@ -86,5 +71,13 @@ impl Borrow<str> for HedgeMethod {
     }
 }
 
+/// A method that can be sent twice.
+const METHOD: TextSchema = TextSchema::new(MAX_METHOD_BYTES, |text| {
+    let problem = "is not a method that can be sent twice";
+    HedgeMethod::new(text)
+        .map(drop)
+        .ok_or_else(|| TextProblem::new(problem, "use one such as GET or POST"))
+})
+.with_pattern("^[A-Z0-9_-]+$");
 /// Maximum length of a method; the longest registered one has 17 bytes.
 const MAX_METHOD_BYTES: usize = 32;

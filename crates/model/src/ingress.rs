@@ -7,7 +7,7 @@ use crate::external_principal::domain_prefix;
 use crate::identity::{ServiceAccount, SpiffeId, TrustDomain};
 use crate::ip_range::IpRange;
 use crate::name::{InvalidName, Name, RouteGroupName, ServiceName};
-use crate::route::RequestMatch;
+use crate::request_match::RequestMatch;
 
 /// An `IngressBackend` or an `AccessControl`: allows clients outside the mesh at some ports.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::definition::{
+    Definition, ManifestBuilder, ManifestValue, Schema, TextProblem, TextSchema,
+};
+
 /// The UID of a Kubernetes object: letters, digits and `-`, 1 to 64 bytes. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid(Arc<str>);
@@ -37,6 +41,14 @@ impl Uid {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl Definition for Uid {
+    const SCHEMA: Schema = Schema::Text(&POD_UID);
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        Self::new(&value.into_text()?).ok()
     }
 }
 
@@ -94,6 +106,16 @@ const REGISTRATION_PREFIX: &str = "registration:";
 
 /// The maximum length of a UID in bytes. Kubernetes assigns UUIDs of 36 bytes; static pods have hashes of 32 bytes.
 const MAX_UID_BYTES: usize = 64;
+
+/// The UID of a pod.
+const POD_UID: TextSchema = TextSchema::new(MAX_UID_BYTES, |text| match Uid::new(text) {
+    Ok(_) => Ok(()),
+    Err(InvalidInstance) => {
+        let hint = "use `metadata.uid` of the pod: letters, digits and `-`";
+        Err(TextProblem::new("is not the UID of a pod", hint))
+    }
+})
+.with_pattern("^[A-Za-z0-9-]+$");
 
 #[cfg(test)]
 mod tests {

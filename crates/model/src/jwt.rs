@@ -1,21 +1,24 @@
 //! Settings of JSON web token (JWT) validation: accepted issuers, required tokens, and claims forwarded to the
 //! application.
 
-use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::route::RequestMatch;
-use crate::server::{InvalidEndpoint, Server};
+use crate::action::HeaderEdits;
+use crate::definition::{
+    Definition, HEADER_NAME, ManifestBuilder, TextProblem, TextSchema, normalize_header_name,
+};
+use crate::issuer_keys::IssuerKeys;
+use crate::request_match::RequestMatch;
 
 /// The JSON web tokens that requests may or must carry.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Definition)]
 pub struct JwtValidation {
-    /// The accepted issuers; at least one, each name once.
-    pub issuers: Vec<JwtIssuer>,
     /// The requests that must carry a token.
+    #[field(include)]
     pub required: TokenRequirement,
+    /// Issuers whose tokens are accepted, each once.
+    #[field(list(1, 16), required, check = check_different_issuers)]
+    pub issuers: Vec<JwtIssuer>,
 }
 
 /// The requests that must carry a token. A request with an invalid token is always denied.
@@ -29,112 +32,96 @@ pub enum TokenRequirement {
     Matching(Vec<RequestMatch>),
 }
 
+/// The fields of a token requirement.
+#[derive(Definition)]
+#[definition(
+    builds = TokenRequirement,
+    cel(
+        "!has(self.required) || !self.required || !has(self.requiredFor)",
+        "keep one of required and requiredFor"
+    )
+)]
+struct TokenRequirementFields {
+    /// True if every request must present a token.
+    #[field(default = "false")]
+    required: bool,
+    /// Matches of the requests that must present a token, if not every request must. One match is enough.
+    #[field(list(1, MAX_LIST), absent = "all requests if `required` is true, otherwise none")]
+    required_for: Vec<RequestMatch>,
+}
+
+impl TokenRequirementFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<TokenRequirement> {
+        match (self.required, self.required_for.is_empty()) {
+            (true, true) => Some(TokenRequirement::Always),
+            (false, true) => Some(TokenRequirement::Never),
+            (false, false) => Some(TokenRequirement::Matching(self.required_for)),
+            (true, false) => {
+                builder.reject("has both `required` and `requiredFor`", "keep one of them");
+                None
+            }
+        }
+    }
+}
+
+/// Rejects a second issuer with the same name.
+fn check_different_issuers(
+    issuers: Vec<JwtIssuer>,
+    builder: &mut ManifestBuilder<'_>,
+) -> Option<Vec<JwtIssuer>> {
+    let (problem, hint) = ("is listed twice", "remove one of the two");
+    let name_of = |issuer: &JwtIssuer| issuer.issuer.clone();
+    builder.check_unique("issuers", &issuers, name_of, problem, hint).then_some(issuers)
+}
+
 /// An issuer of tokens.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Definition)]
+#[definition(check = Self::with_default_location)]
 pub struct JwtIssuer {
-    /// The `iss` claim of the issuer's tokens.
+    /// `iss` claim of the issuer's tokens, compared literally.
+    #[field(text = COMPARED_TEXT)]
     pub issuer: String,
-    /// The accepted audiences (`aud` claim), one of which a token must have; any audience when empty.
+    /// Accepted audiences, one of which the `aud` claim of a token must contain.
+    #[field(name = "audiences", list(1, MAX_LIST), text = COMPARED_TEXT, absent = "any audience")]
     pub aud: Vec<String>,
-    /// The public keys of the issuer.
+    /// Public keys of the issuer.
+    #[field(name = "jwks")]
     pub keys: IssuerKeys,
-    /// The locations of the token in requests; at least one.
+    /// Locations of tokens in requests.
+    #[field(
+        name = "from",
+        list(1, MAX_LIST),
+        absent = "the header `authorization`, after `Bearer` and a space"
+    )]
     pub locations: Vec<JwtLocation>,
-    /// The tolerated difference between the clocks of the issuer and the sidecar.
+    /// Tolerated difference between the clocks of the issuer and the sidecar. A token stays valid for this time after its
+    /// expiration.
+    #[field(duration("0s", Self::MAX_CLOCK_SKEW), default = "60s")]
     pub clock_skew: Duration,
-    /// True if tokens without an expiration time are rejected.
+    /// True if tokens without an expiration time (`exp`) are denied.
+    #[field(name = "requireExpiration", default = "true")]
     pub requires_expiration: bool,
-    /// The maximum age of a token since its issue (`iat`); unlimited when absent.
+    /// Maximum age of a token since its issue (`iat`). If you set it, tokens without `iat` are denied.
+    #[field(duration("1s", "8784h"), absent = "no maximum")]
     pub max_age: Option<Duration>,
-    /// Claims forwarded to the application, each in its own header.
+    /// Claims that the application receives in headers, each in its own.
+    #[field(list(1, MAX_LIST), absent = "no claims", check = check_different_claim_headers)]
     pub claim_to_headers: Vec<ClaimHeader>,
-    /// True if the token itself is forwarded to the application.
+    /// True if the sidecar forwards a token in a header to the application.
+    #[field(default = "false")]
     pub forward_original_token: bool,
 }
 
 impl JwtIssuer {
     /// The maximum clock skew. A token stays valid for the clock skew after its expiration.
     pub const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
-    /// The minimum `max_age`.
-    pub const MAX_AGE_MIN: Duration = Duration::from_secs(1);
-    /// The maximum `max_age`.
-    pub const MAX_AGE_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
-}
 
-/// The public keys of an issuer, or their source.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum IssuerKeys {
-    /// An inline JWK set.
-    Inline(Arc<str>),
-    /// A source from which the control plane fetches the keys. The source is not sent to sidecars.
-    Source(KeySource),
-    /// The keys are not fetched yet. Sidecars receive this value instead of a source, and accept no token of the
-    /// issuer.
-    Pending,
-}
-
-impl IssuerKeys {
-    /// The maximum size of a JWK set in bytes: 64 KiB.
-    pub const MAX_BYTES: usize = 64 << 10;
-
-    /// Returns the source; `None` for inline keys and for keys that are not fetched yet.
-    #[must_use]
-    pub fn source(&self) -> Option<&KeySource> {
-        match self {
-            Self::Source(source) => Some(source),
-            Self::Inline(_) | Self::Pending => None,
+    fn with_default_location(mut self, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        if self.locations.is_empty() {
+            let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
+            self.locations.push(JwtLocation::Header { name, prefix });
         }
-    }
-}
-
-/// The source of a JWK set, read by the control plane.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KeySource {
-    /// A file on the control plane's machine.
-    File(PathBuf),
-    /// A server outside the mesh.
-    Server(KeyServer),
-}
-
-/// A JWKS endpoint.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KeyServer {
-    /// The address of the endpoint.
-    pub server: Server,
-    /// The request path, with the query if any.
-    pub path: String,
-    /// The maximum time between two fetches of the JWK set.
-    pub refresh_interval: Duration,
-}
-
-impl KeyServer {
-    /// The minimum refresh interval.
-    pub const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-    /// The maximum refresh interval.
-    pub const MAX_REFRESH_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-
-    /// Parses `https://HOST[:PORT]/PATH`, or the same with `http`.
-    ///
-    /// # Errors
-    /// [`InvalidEndpoint`] for any other text.
-    pub fn parse(url: &str, refresh_interval: Duration) -> Result<Self, InvalidEndpoint> {
-        let (server, path) = Server::parse_with_default_port(url)?;
-        let path = if path.is_empty() { "/" } else { path };
-        let is_path_byte = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}".contains(&byte);
-        if path.len() > MAX_PATH_BYTES || !path.bytes().all(is_path_byte) {
-            return Err(InvalidEndpoint::Path);
-        }
-        Ok(Self { server, path: path.to_owned(), refresh_interval })
-    }
-}
-
-/// Formats the path of the file, or the URL.
-impl fmt::Display for KeySource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(path) => path.display().fmt(f),
-            Self::Server(KeyServer { server, path, .. }) => write!(f, "{server}{path}"),
-        }
+        Some(self)
     }
 }
 
@@ -152,13 +139,77 @@ pub enum JwtLocation {
     Query(String),
 }
 
+/// The fields of a token's location.
+#[derive(Definition)]
+#[definition(
+    builds = JwtLocation,
+    cel("!has(self.prefix) || has(self.header)", "prefix requires header")
+)]
+struct JwtLocationFields {
+    /// The header or query parameter.
+    #[field(include)]
+    source: TokenSource,
+    /// Text before the token in the header, in any case, such as `Bearer` and a space.
+    #[field(text = PREFIX, absent = "no text")]
+    prefix: Option<String>,
+}
+
+/// The header or query parameter with a token.
+#[derive(Definition)]
+#[definition(noun = "location")]
+enum TokenSource {
+    /// Name of the header with the token, in any case.
+    #[field(text = HEADER_NAME)]
+    Header(String),
+    /// Name of the query parameter with the token.
+    #[field(text = COMPARED_TEXT)]
+    Query(String),
+}
+
+impl JwtLocationFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<JwtLocation> {
+        match (self.source, self.prefix) {
+            (TokenSource::Header(name), prefix) => Some(JwtLocation::Header {
+                name: normalize_header_name(&name),
+                prefix: prefix.unwrap_or_default(),
+            }),
+            (TokenSource::Query(parameter), None) => Some(JwtLocation::Query(parameter)),
+            (TokenSource::Query(_), Some(_)) => {
+                builder.reject_field("prefix", "requires `header`", "remove it");
+                None
+            }
+        }
+    }
+}
+
 /// A claim forwarded to the application. Headers of this name from clients are removed.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Definition)]
+#[definition(check = Self::with_lower_case_header)]
 pub struct ClaimHeader {
-    /// The name of the claim; dots separate the keys of nested objects.
+    /// Name of the claim. Dots separate the keys of nested objects.
+    #[field(text = COMPARED_TEXT)]
     pub claim: String,
-    /// The header name, in lower case.
+    /// Name of the header, in any case. The sidecar removes headers of clients with this name.
+    #[field(text = CLAIM_HEADER)]
     pub header: String,
+}
+
+impl ClaimHeader {
+    fn with_lower_case_header(mut self, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        self.header.make_ascii_lowercase();
+        Some(self)
+    }
+}
+
+/// Rejects a second claim in the same header.
+fn check_different_claim_headers(
+    claims: Vec<ClaimHeader>,
+    builder: &mut ManifestBuilder<'_>,
+) -> Option<Vec<ClaimHeader>> {
+    let problem = "has the header of another claim";
+    let hint = "use another header for one of them";
+    let header_of = |claim: &ClaimHeader| claim.header.clone();
+    builder.check_unique("claimToHeaders", &claims, header_of, problem, hint).then_some(claims)
 }
 
 /// A claim and its accepted values.
@@ -170,41 +221,32 @@ pub struct ClaimMatch {
     pub values: Vec<String>,
 }
 
-/// The maximum length of a request path in bytes.
-const MAX_PATH_BYTES: usize = 1024;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_server_url_may_omit_the_port() {
-        let parse = |url: &str| {
-            KeyServer::parse(url, Duration::from_secs(1))
-                .map(|server| KeySource::Server(server).to_string())
-        };
-        for (url, expected) in [
-            ("https://a.example/keys", "https://a.example:443/keys"),
-            ("http://a.example", "http://a.example:80/"),
-            ("http://[::1]:8080/x?policy=b", "http://[::1]:8080/x?policy=b"),
-            ("http://[::1]/x", "http://[::1]:80/x"),
-            ("https://a.example/x@y", "https://a.example:443/x@y"),
-        ] {
-            assert_eq!(parse(url).unwrap(), expected);
-        }
-        for (url, error) in [
-            ("a.example/keys", InvalidEndpoint::Scheme),
-            ("file:///keys", InvalidEndpoint::Scheme),
-            ("https:///keys", InvalidEndpoint::Host),
-            ("https://user@a.example/keys", InvalidEndpoint::User),
-            ("https://user:secret@a.example:443/keys", InvalidEndpoint::User),
-            ("https://a.example:0/keys", InvalidEndpoint::Port),
-            ("https://a.example:/keys", InvalidEndpoint::Port),
-            ("https://a.example/a b", InvalidEndpoint::Path),
-            ("https://a.example/a\r\nb", InvalidEndpoint::Path),
-            ("https://a.example/#a", InvalidEndpoint::Path),
-        ] {
-            assert_eq!(parse(url), Err(error), "{url}");
+/// A text that is compared with a part of tokens, such as an issuer, an audience or a claim.
+pub(crate) const COMPARED_TEXT: TextSchema = TextSchema::new(MAX_COMPARED_TEXT_BYTES, |text| {
+    let has_valid_length = (1..=MAX_COMPARED_TEXT_BYTES).contains(&text.len());
+    match has_valid_length && !text.contains(char::is_control) {
+        true => Ok(()),
+        false => {
+            let hint = "use 1 to 512 bytes without control characters";
+            Err(TextProblem::new("is not a text to compare", hint))
         }
     }
-}
+});
+/// A header for a claim: not one of the protocol.
+const CLAIM_HEADER: TextSchema = TextSchema::new(HEADER_NAME.max_bytes, |text| {
+    HEADER_NAME.validate(text)?;
+    let name = normalize_header_name(text);
+    match HeaderEdits::is_valid_name(&name) && HeaderEdits::may_edit(&name) {
+        true => Ok(()),
+        false => {
+            let hint = "use another header, such as `x-user`";
+            Err(TextProblem::new("is a header of the protocol", hint))
+        }
+    }
+});
+/// The text before a token.
+const PREFIX: TextSchema = TextSchema::bounded(64);
+/// Maximum length of an issuer, audience or claim.
+const MAX_COMPARED_TEXT_BYTES: usize = 512;
+/// Maximum number of audiences, locations, claims, or matches of requests.
+const MAX_LIST: usize = 256;

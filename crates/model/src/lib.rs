@@ -22,6 +22,7 @@ pub mod egress;
 pub mod endpoint;
 pub mod external_principal;
 pub mod fault;
+pub mod fixed_response;
 pub mod forwarding;
 pub mod gateway;
 pub mod grant;
@@ -31,6 +32,7 @@ pub mod identity;
 pub mod ingress;
 pub mod instance;
 pub mod ip_range;
+pub mod issuer_keys;
 pub mod jwt;
 pub mod kind_definition;
 pub mod literal_path;
@@ -39,22 +41,27 @@ pub mod mesh;
 pub mod name;
 pub mod observability;
 pub mod outlier_detection;
+mod pattern;
 pub mod policy;
 pub mod policy_targets;
 pub mod rate_limit;
 pub mod reason;
+pub mod request_match;
 pub mod request_need;
 pub mod retry_policy;
 pub mod revocation;
 pub mod route;
+mod rule_conditions;
 pub mod rule_kind;
 pub mod security_floor;
+pub mod sermant;
 pub mod server;
 pub mod service;
 pub mod service_policy;
 pub mod session_persistence;
 pub mod sidecar_facts;
 pub mod snapshot;
+pub mod suggest;
 pub mod tag;
 pub mod tap;
 pub mod tcp_rule;
@@ -65,12 +72,12 @@ pub mod upgrades;
 pub mod workload;
 
 pub use access_policy::{
-    AccessPolicy, InboundPolicy, InvalidNamePattern, NamePattern, PeerMatch, PolicyAction,
-    PolicyRule,
+    AccessPolicy, AccessPolicySpec, InboundPolicy, InvalidNamePattern, NamePattern, PeerMatch,
+    PolicyAction, PolicyRule,
 };
 pub use action::{
-    BackendEdits, Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme,
-    UrlRewrite,
+    BackendEdits, EDITABLE_HEADER, HEADER_VALUE, Header, HeaderEdits, PathEdit, Redirect,
+    RetryRule, RuleActions, Scheme, UrlRewrite,
 };
 pub use address_class::AddressClass;
 pub use address_entry::{AddressEntry, AddressPort};
@@ -81,8 +88,8 @@ pub use check_service::{
     DescriptorValue, FailureMode, GlobalLimit, LongBodyAction, PortCheck, RequestCheck,
 };
 pub use circuit_breaker::{
-    CircuitBreaker, CircuitLimits, FixedResponse, PortCircuitBreaker, RequestThreshold,
-    SlowRequests, TripConditions,
+    CircuitBreaker, CircuitLimits, PortCircuitBreaker, RequestThreshold, SlowRequests,
+    TripConditions,
 };
 pub use client_ranges::ClientRanges;
 pub use collector::{Collector, CollectorProtocol, Signal};
@@ -95,7 +102,8 @@ pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use external_principal::{
     AccessCert, ExternalPrincipalId, InvalidSubject, SubjectScope, check_subject, domain_prefix,
 };
-pub use fault::{FaultAbort, FaultDelay, FaultRule, PortFaults};
+pub use fault::{FaultAbort, FaultDelay, FaultRule, FaultRules, PortFaults};
+pub use fixed_response::FixedResponse;
 pub use forwarding::{
     AttachedRoutes, Destinations, NoEffect, NoEffectCause, PolicyContext, PolicySide, TagEffects,
     describe_tcp_only_services,
@@ -114,11 +122,9 @@ pub use ingress::{
 };
 pub use instance::{Instance, InvalidInstance, Uid};
 pub use ip_range::{InvalidIpRange, IpRange};
-pub use jwt::{
-    ClaimHeader, ClaimMatch, IssuerKeys, JwtIssuer, JwtLocation, JwtValidation, KeyServer,
-    KeySource, TokenRequirement,
-};
-pub use kind_definition::{KIND_DEFINITIONS, KindDefinition};
+pub use issuer_keys::{IssuerKeys, KeyServer, KeySource};
+pub use jwt::{ClaimHeader, ClaimMatch, JwtIssuer, JwtLocation, JwtValidation, TokenRequirement};
+pub use kind_definition::{KIND_DEFINITIONS, KindDefinition, KindScope};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, MAX_TEMPLATE_BYTES};
 pub use mesh::{AdmissionSettings, DefaultPolicy, Egress, MeshConfig, MtlsMode};
 pub use name::{
@@ -131,23 +137,25 @@ pub use observability::{
 pub use outlier_detection::{
     EjectionTime, FailureClasses, FailureRate, GrpcFailure, OutlierDetection,
 };
+pub use pattern::check_pattern;
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };
-pub use policy_targets::{PolicyTargets, TargetedRule};
+pub use policy_targets::TargetedRule;
 pub use rate_limit::{
     AdaptiveConcurrency, Concurrency, PortLimits, Rate, RateLimitKey, RateLimits, RateRule,
 };
 pub use reason::{FailureSide, REASON_FIELD, Reason, RetryCondition};
-pub use request_need::RequestNeed;
-pub use retry_policy::{RetryPolicy, ServiceRetry};
-pub use revocation::{Revocations, RevokedWorkload};
-pub use route::{
-    FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
-    WeightedBackend, is_only_parent,
+pub use request_match::{
+    DecodedPathMatch, FieldMatch, HeaderMatches, PathMatch, RequestMatch, ValueMatch,
 };
+pub use request_need::RequestNeed;
+pub use retry_policy::{RetryPolicy, RetrySpec, ServiceRetry};
+pub use revocation::{Revocations, RevokedWorkload};
+pub use route::{HttpRoute, RouteKind, RouteParent, RouteRule, WeightedBackend, is_only_parent};
 pub use rule_kind::RuleKind;
 pub use security_floor::{OverriddenSetting, SecurityFloor, repository_of};
+pub use sermant::{SermantKey, SermantRemovalSpec, SermantRouteSpec};
 pub use server::{InvalidEndpoint, Server};
 pub use service::{IpFamilies, Protocol, Service, ServicePort, TargetPort, is_server_first};
 pub use service_policy::{
@@ -162,17 +170,17 @@ pub use sidecar_facts::{
 };
 pub use snapshot::{ClientAuthorization, PortConfig, ServiceConfig, Snapshot, WorkloadConfig};
 pub use tag::{
-    CallerAttributes, CallerMatch, CallerRule, FallbackPolicy, FieldTest, Lane, LaneMark, LaneRule,
-    MAX_STEMS, NumberRelation, Quorum, RepeatedHeader, RuleOrigin, SermantRouteRule, SermantRules,
-    StickyKey, TagDialect, TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit,
-    TagTarget, TagValue, TextRelation, ValueTest, WeightUnit,
+    CallerAttributes, CallerMatch, CallerRule, FallbackPolicy, FieldTest, Lane, LaneHeaders,
+    LaneMark, LaneRule, LaneSpec, MAX_STEMS, NumberRelation, Quorum, RepeatedHeader, RuleOrigin,
+    SermantRouteRule, SermantRules, StickyKey, TagDialect, TagMatch, TagRoute, TagRouteSpec,
+    TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest,
+    WeightUnit,
 };
 pub use tap::{
     MAX_TAP_PER_SECOND, MAX_TAP_TEXT_BYTES, StatusRange, Tap, TapMatcher, TapSide, TappedRequest,
 };
 pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
-pub use token::is_token;
 pub use traffic_split::{SplitBackend, TrafficSplit};
 pub use upgrades::Upgrades;
 pub use workload::{HttpGet, OutboundListener, RunOptions, RunUser, Workload, WorkloadPort};

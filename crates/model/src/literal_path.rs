@@ -6,12 +6,10 @@ use std::fmt::Write as _;
 use crate::definition::{Remedy, TextProblem, TextSchema};
 
 /// A normalized path of characters that are valid in a request.
-pub const LITERAL_PATH: TextSchema =
-    TextSchema { max_bytes: MAX_PATH_BYTES, pattern: None, check: check_literal_path };
+pub const LITERAL_PATH: TextSchema = TextSchema::new(MAX_PATH_BYTES, check_literal_path);
 
 /// A normalized path in decoded form, without escapes and parameters. Spaces and non-ASCII letters are allowed.
-pub const DECODED_PATH: TextSchema =
-    TextSchema { max_bytes: MAX_PATH_BYTES, pattern: None, check: check_decoded_path };
+pub const DECODED_PATH: TextSchema = TextSchema::new(MAX_PATH_BYTES, check_decoded_path);
 
 fn check_literal_path(path: &str) -> Result<(), TextProblem> {
     check_normalization(path)?;
@@ -21,9 +19,9 @@ fn check_literal_path(path: &str) -> Result<(), TextProblem> {
     let encoded = percent_encode(path);
     let remedy = match encoded != path && encoded.len() <= MAX_PATH_BYTES {
         true => Remedy::Replacement(encoded),
-        false => Remedy::Hint(EXAMPLE_HINT),
+        false => Remedy::Hint(EXAMPLE_HINT.into()),
     };
-    Err(TextProblem { problem: "has characters that are not valid in a path", remedy })
+    Err(TextProblem { problem: "has characters that are not valid in a path".into(), remedy })
 }
 
 fn check_decoded_path(path: &str) -> Result<(), TextProblem> {
@@ -31,8 +29,8 @@ fn check_decoded_path(path: &str) -> Result<(), TextProblem> {
     if path.contains(';') || has_escapes(path) {
         let decoded = percent_decode(path).filter(|decoded| may_be_decoded(decoded));
         return Err(TextProblem {
-            problem: "has escapes or parameters, but deny rules match decoded paths",
-            remedy: decoded.map_or(Remedy::Hint(REGEX_HINT), Remedy::Replacement),
+            problem: "has escapes or parameters, but deny rules match decoded paths".into(),
+            remedy: decoded.map_or(Remedy::Hint(REGEX_HINT.into()), Remedy::Replacement),
         });
     }
     match may_be_decoded(path) {
@@ -201,7 +199,7 @@ mod tests {
         ] {
             assert_eq!(proposal(&DECODED_PATH, path).as_deref(), expected, "{path}");
             let problem = (DECODED_PATH.check)(path).unwrap_err();
-            let has_hint = expected.is_some() || problem.remedy == Remedy::Hint(REGEX_HINT);
+            let has_hint = expected.is_some() || problem.remedy == Remedy::Hint(REGEX_HINT.into());
             assert!(has_hint, "{path}: {problem:?}");
         }
     }

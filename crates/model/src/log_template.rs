@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use crate::definition::{Definition, ManifestBuilder, ManifestValue, Schema, TextSchema};
+use crate::suggest::{closest_word, join_with_or};
+
 /// A parsed template, such as `{method} {path} {response_code}`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LogTemplate {
@@ -85,10 +88,40 @@ impl LogTemplate {
         }
     }
 
+    /// Rejects a template of a manifest. For an unknown field, a similar one is proposed.
+    fn reject(text: &str, error: &InvalidTemplate, builder: &mut ManifestBuilder<'_>) {
+        let hint = match error {
+            InvalidTemplate::UnknownField(name) => match closest_word(name, LOG_FIELDS) {
+                Some(word) => {
+                    let corrected = text.replacen(&format!("{{{name}"), &format!("{{{word}"), 1);
+                    let hint = format!("did you mean `{word}`?");
+                    return builder.reject_with_replacement(error.to_string(), hint, corrected);
+                }
+                None => format!("use {}", join_with_or(LOG_FIELDS)),
+            },
+            InvalidTemplate::Length
+            | InvalidTemplate::ControlCharacter
+            | InvalidTemplate::UnbalancedBrace
+            | InvalidTemplate::NoField => {
+                "correct it, as in `{method} {path} {response_code}`".to_owned()
+            }
+        };
+        builder.reject(error.to_string(), hint);
+    }
+
     /// Returns the parts, in order.
     #[must_use]
     pub fn parts(&self) -> &[LogPart] {
         &self.parts
+    }
+}
+
+impl Definition for LogTemplate {
+    const SCHEMA: Schema = Schema::Text(&TEMPLATE);
+
+    fn build(value: ManifestValue, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
+        let text = value.into_text()?;
+        Self::parse(&text).map_err(|error| Self::reject(&text, &error, builder)).ok()
     }
 }
 
@@ -140,6 +173,8 @@ pub const LOG_FIELDS: &[&str] = &[
     "span_id",
 ];
 
+/// The length of templates. [`LogTemplate::build`] checks the rest, because it proposes corrections.
+const TEMPLATE: TextSchema = TextSchema::bounded(MAX_TEMPLATE_BYTES);
 /// The maximum length of a template in bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 1024;
 

@@ -5,10 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use crate::definition::{Definition, LABEL, ManifestBuilder};
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::Name;
 use crate::observability::Observability;
-use crate::revocation::RevokedWorkload;
+use crate::revocation::{Revocation, RevokedWorkload};
 use crate::security_floor::{OverriddenSetting, SecurityFloor};
 use crate::workload::Workload;
 
@@ -45,12 +46,138 @@ pub struct MeshConfig {
 
 /// The admission settings of a namespace or a workload. A workload inherits absent fields from its namespace, and a
 /// namespace from the mesh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Definition)]
 pub struct AdmissionSettings {
-    /// The decision about traffic to which no policy applies.
+    /// Decision about traffic to which no policy applies.
+    #[field(absent = "the inherited value")]
     pub default_policy: Option<DefaultPolicy>,
-    /// The handling of connections without mutual TLS.
+    /// Handling of clients without mutual TLS.
+    #[field(absent = "the inherited value")]
     pub mtls: Option<MtlsMode>,
+}
+
+/// The fields of a `MeshConfig`. They have no literal defaults, because the API server writes such defaults into each
+/// object: a `MeshConfig` with only a trust domain would seem to specify every setting, and replace the settings of another
+/// mesh.
+#[derive(Definition)]
+#[definition(builds = MeshConfig)]
+struct MeshConfigFields {
+    /// Trust domain of identities. It is fixed after the first start of the mesh.
+    #[field(absent = "`cluster.local`; in a cluster, the value of `leno install --trust-domain`")]
+    trust_domain: Option<Name>,
+    /// Decision about traffic between members of the mesh to which no policy applies. `allow` permits it, `deny` denies it,
+    /// and `dry-run` permits it and counts the requests that `deny` would deny.
+    #[field(absent = "`allow`")]
+    default_policy: Option<DefaultPolicy>,
+    /// Handling of clients without mutual TLS. `strict` rejects them, and `permissive` accepts them as well.
+    #[field(absent = "`strict`")]
+    mtls: Option<MtlsMode>,
+    /// Namespaces with settings that differ from those of the mesh.
+    #[field(list(0, MAX_NAMESPACES), absent = "none")]
+    namespaces: Vec<NamespaceFields>,
+    /// Accounts and single workloads that are no longer members of the mesh, even with a valid certificate.
+    // Every sidecar receives all of them.
+    #[field(list(0, 1024), absent = "none")]
+    revoked: Vec<Revocation>,
+    /// Connections to destinations outside the mesh: redirected connections, and requests through the HTTP proxy of a
+    /// sidecar. Destinations of an `Egress` stay allowed.
+    #[field(absent = "`allow`")]
+    egress: Option<Egress>,
+    /// Connections to the API server of Kubernetes while `egress` is `deny`.
+    #[field(absent = "`allow`")]
+    api_server_egress: Option<Egress>,
+    /// Minimum settings that annotations, labels, namespaces and Workloads cannot weaken.
+    #[field(absent = "no minimum")]
+    floor: Option<Box<SecurityFloor>>,
+    /// The observability settings.
+    #[field(include)]
+    observability: Box<Observability>,
+}
+
+/// The settings of a namespace.
+#[derive(Definition)]
+#[definition(check = Self::require_setting)]
+struct NamespaceFields {
+    /// Name of the namespace.
+    #[field(text = LABEL)]
+    name: Name,
+    /// The settings.
+    #[field(include)]
+    admission: AdmissionSettings,
+}
+
+impl NamespaceFields {
+    /// Rejects a namespace without settings.
+    fn require_setting(self, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
+        if self.admission == AdmissionSettings::default() {
+            builder.reject("has no settings", "add `defaultPolicy` or `mtls`");
+            return None;
+        }
+        Some(self)
+    }
+}
+
+impl MeshConfigFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<MeshConfig> {
+        let floor = self.floor.unwrap_or_default();
+        let admission = AdmissionSettings { default_policy: self.default_policy, mtls: self.mtls };
+        // The mesh-wide setting may be below the floor only if namespaces are exempt: it applies to these namespaces, and
+        // the floor replaces it in all others.
+        let hint = "list the namespaces that need it in spec.floor.exceptNamespaces";
+        let is_mesh_valid =
+            !floor.except_namespaces.is_empty() || floor.check_settings(admission, hint, builder);
+        let are_namespaces_valid = builder.build_below("namespaces", |builder| {
+            check_namespaces(&self.namespaces, &floor, builder)
+        });
+        let is_each_listed_once = builder.check_unique(
+            "namespaces",
+            &self.namespaces,
+            |namespace| namespace.name.clone(),
+            "names a namespace that is already listed",
+            "remove one of the two",
+        );
+        if !(is_mesh_valid && are_namespaces_valid && is_each_listed_once) {
+            return None;
+        }
+        let default = MeshConfig::default();
+        let mut config = MeshConfig {
+            trust_domain: self.trust_domain.map_or(default.trust_domain, TrustDomain),
+            default_policy: self.default_policy.unwrap_or(default.default_policy),
+            mtls: self.mtls.unwrap_or_default(),
+            namespaces: self
+                .namespaces
+                .into_iter()
+                .map(|namespace| (namespace.name, namespace.admission))
+                .collect(),
+            egress: self.egress.unwrap_or_default(),
+            api_server_egress: self.api_server_egress.unwrap_or_default(),
+            floor,
+            observability: self.observability,
+            ..default
+        };
+        for revocation in self.revoked {
+            match revocation {
+                Revocation::Account(account) => drop(config.revoked.insert(account)),
+                Revocation::Workload(workload) => drop(config.revoked_workloads.insert(workload)),
+            }
+        }
+        Some(config)
+    }
+}
+
+/// True if no setting of a namespace is below the floor, except in exempt namespaces. Otherwise the setting is rejected.
+fn check_namespaces(
+    namespaces: &[NamespaceFields],
+    floor: &SecurityFloor,
+    builder: &mut ManifestBuilder<'_>,
+) -> bool {
+    let check = |(index, namespace): (usize, &NamespaceFields)| {
+        let NamespaceFields { name, admission } = namespace;
+        let hint = format!("add {name} to spec.floor.exceptNamespaces");
+        floor.except_namespaces.contains(name)
+            || builder.build_at(index, |builder| floor.check_settings(*admission, &hint, builder))
+    };
+    namespaces.iter().enumerate().map(check).filter(|is_valid| !is_valid).count() == 0
 }
 
 impl MeshConfig {
@@ -141,13 +268,16 @@ impl Default for MeshConfig {
 }
 
 /// The decision about traffic between members of the mesh to which no policy applies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Definition)]
 pub enum DefaultPolicy {
     /// Every verified member of the mesh may call every service.
+    #[field(name = "allow")]
     Allow,
     /// Traffic is denied unless a policy allows it.
+    #[field(name = "deny")]
     Deny,
     /// Traffic that [`Self::Deny`] would deny is allowed, counted and reported.
+    #[field(name = "dry-run")]
     DryRun,
 }
 
@@ -183,12 +313,14 @@ impl DefaultPolicy {
 
 /// The handling of intercepted connections from applications to external destinations. Connections that are not
 /// intercepted do not pass through the sidecar, and are not affected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Definition)]
 pub enum Egress {
     /// The connections are forwarded unchanged.
     #[default]
+    #[field(name = "allow")]
     Allow,
     /// The connections are rejected.
+    #[field(name = "deny")]
     Deny,
 }
 
@@ -207,13 +339,15 @@ impl Egress {
 }
 
 /// The handling of inbound connections without mutual TLS of the mesh, as in Istio's `PeerAuthentication`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Definition)]
 pub enum MtlsMode {
     /// The connections are rejected.
     #[default]
+    #[field(name = "strict")]
     Strict,
     /// The connections are treated as those of unauthenticated peers, and allowed if policies allow these. For the
     /// migration of clients into the mesh.
+    #[field(name = "permissive")]
     Permissive,
 }
 
@@ -228,5 +362,31 @@ impl MtlsMode {
             Self::Strict => "strict",
             Self::Permissive => "permissive",
         }
+    }
+}
+
+/// Maximum number of namespaces with settings of their own, or exempt from the floor.
+pub(crate) const MAX_NAMESPACES: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::Schema;
+
+    fn words_of<T: Definition>() -> &'static [&'static str] {
+        match T::SCHEMA {
+            Schema::Choice(words) => words,
+            _ => panic!("not a choice"),
+        }
+    }
+
+    #[test]
+    fn words_in_messages_are_those_of_manifests() {
+        let policies: Vec<&str> = DefaultPolicy::ALL.iter().map(|value| value.as_str()).collect();
+        assert_eq!(words_of::<DefaultPolicy>(), policies);
+        let egress: Vec<&str> = Egress::ALL.iter().map(|value| value.as_str()).collect();
+        assert_eq!(words_of::<Egress>(), egress);
+        let modes: Vec<&str> = MtlsMode::ALL.iter().map(|value| value.as_str()).collect();
+        assert_eq!(words_of::<MtlsMode>(), modes);
     }
 }

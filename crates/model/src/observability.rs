@@ -3,17 +3,23 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::collector::Collector;
+use crate::collector::{Collector, Logs, Metrics, OtlpCollector, Traces, ZipkinCollector};
+use crate::definition::{
+    Definition, ManifestBuilder, ManifestValue, Remedy, Schema, TextForm, TextProblem, TextSchema,
+};
 use crate::log_template::LogTemplate;
 
 /// The observability settings of a sidecar. The default disables tracing and metrics push.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Definition)]
 pub struct Observability {
-    /// Tracing; disabled when absent.
+    /// Traces: the traced requests, and the destination of their spans.
+    #[field(absent = "no traces")]
     pub tracing: Option<Tracing>,
-    /// The access log; the sidecar's own options apply when absent.
+    /// Access log: the logged requests, the format, and the destination of the lines.
+    #[field(absent = "the start options of each sidecar, which log nothing by default")]
     pub access_log: Option<AccessLog>,
-    /// Metrics push; disabled when absent. Metrics can be scraped in both cases.
+    /// Push of the metrics of sidecars and the control plane, in addition to `/metrics`.
+    #[field(absent = "no push")]
     pub metrics: Option<Box<MetricsPush>>,
 }
 
@@ -28,6 +34,45 @@ pub struct Tracing {
     pub propagation: PropagationFormat,
     /// The collector of spans.
     pub collector: Collector,
+}
+
+/// The fields of the tracing settings.
+#[derive(Definition)]
+#[definition(builds = Tracing)]
+struct TracingFields {
+    /// Sampled share of the traces that begin in the mesh, `0%` to `100%` with at most four decimals.
+    #[field(default = "1%")]
+    sampling: Sampling,
+    /// Export of a span for every failed request, even if its trace is not sampled.
+    #[field(default = "true")]
+    errors: bool,
+    /// Format of the trace contexts that begin in the mesh: the header `traceparent`, the single header `b3`, or the several
+    /// headers of B3.
+    #[field(default = "w3c")]
+    propagation: PropagationFormat,
+    /// Collector of spans.
+    export: SpanExport,
+}
+
+/// The collector of spans.
+#[derive(Definition)]
+#[definition(noun = "collector")]
+enum SpanExport {
+    /// Collector for OTLP.
+    Otlp(OtlpCollector<Traces>),
+    /// Collector for Zipkin v2 JSON.
+    Zipkin(ZipkinCollector),
+}
+
+impl TracingFields {
+    fn build_type(self, _: &mut ManifestBuilder<'_>) -> Tracing {
+        let TracingFields { sampling, errors, propagation, export } = self;
+        let collector = match export {
+            SpanExport::Otlp(collector) => collector.0,
+            SpanExport::Zipkin(collector) => collector.0,
+        };
+        Tracing { sampling, errors, propagation, collector }
+    }
 }
 
 /// The collector of metrics, and the push interval.
@@ -48,6 +93,39 @@ impl MetricsPush {
     pub const MAX_INTERVAL: Duration = Duration::from_secs(3600);
 }
 
+/// The fields of metrics push.
+#[derive(Definition)]
+#[definition(builds = MetricsPush)]
+struct MetricsPushFields {
+    /// Collector of metrics.
+    export: MetricsExport,
+}
+
+/// The kinds of collectors of metrics.
+#[derive(Definition)]
+struct MetricsExport {
+    /// Collector for OTLP.
+    otlp: MetricsCollector,
+}
+
+/// A collector of metrics, and the push interval.
+#[derive(Definition)]
+struct MetricsCollector {
+    /// The collector.
+    #[field(include)]
+    collector: OtlpCollector<Metrics>,
+    /// Time between two pushes. The first push comes after a part of it, which differs between sidecars.
+    #[field(duration(MetricsPush::MIN_INTERVAL, MetricsPush::MAX_INTERVAL), default = "60s")]
+    interval: Duration,
+}
+
+impl MetricsPushFields {
+    fn build_type(self, _: &mut ManifestBuilder<'_>) -> MetricsPush {
+        let MetricsCollector { collector, interval } = self.export.otlp;
+        MetricsPush { collector: collector.0, interval }
+    }
+}
+
 /// The access log settings: the logged requests, the format of the lines, and their destination.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AccessLog {
@@ -59,6 +137,40 @@ pub struct AccessLog {
     pub format: LogFormat,
     /// The collector of log lines, never Zipkin; standard output when absent.
     pub collector: Option<Collector>,
+}
+
+/// The fields of the access log settings.
+#[derive(Definition)]
+#[definition(builds = AccessLog)]
+struct AccessLogFields {
+    /// Sampled share of the requests and byte streams that did not fail, `0%` to `100%` with at most four decimals.
+    #[field(default = "100%")]
+    sampling: Sampling,
+    /// Log of all failures. With `false`, failures are sampled like other requests.
+    #[field(default = "true")]
+    errors: bool,
+    /// Text of a line, with names of fields in braces, such as `{method} {path}`. `{{` and `}}` are literal braces.
+    #[field(absent = "a JSON object with all fields")]
+    template: Option<LogTemplate>,
+    /// Collector of lines.
+    #[field(absent = "standard output")]
+    export: Option<LogExport>,
+}
+
+/// The kinds of collectors of access log lines.
+#[derive(Definition)]
+struct LogExport {
+    /// Collector for OTLP.
+    otlp: OtlpCollector<Logs>,
+}
+
+impl AccessLogFields {
+    fn build_type(self, _: &mut ManifestBuilder<'_>) -> AccessLog {
+        let AccessLogFields { sampling, errors, template, export } = self;
+        let format = template.map_or(LogFormat::Json, LogFormat::Template);
+        let collector = export.map(|export| export.otlp.0);
+        AccessLog { sampling, errors, format, collector }
+    }
 }
 
 /// The format of an access log line.
@@ -124,6 +236,29 @@ impl Sampling {
     }
 }
 
+impl Definition for Sampling {
+    const SCHEMA: Schema = Schema::Text(&SAMPLING);
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        Self::parse(&value.into_text()?)
+    }
+}
+
+/// Checks a percentage. For a number without `%`, the percentage is proposed.
+fn check_sampling(text: &str) -> Result<(), TextProblem> {
+    if Sampling::parse(text).is_some() {
+        return Ok(());
+    }
+    let percentage = format!("{text}%");
+    let remedy = match Sampling::parse(&percentage) {
+        Some(_) => Remedy::Replacement(percentage),
+        None => Remedy::Hint(
+            "use one from `0%` to `100%` with at most four decimals, such as `1%`".into(),
+        ),
+    };
+    Err(TextProblem { problem: "is not a percentage".into(), remedy })
+}
+
 /// Formats the percentage so that it can be parsed again.
 impl fmt::Display for Sampling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,22 +271,26 @@ impl fmt::Display for Sampling {
 }
 
 /// The propagation format of a trace context in request headers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Definition)]
 pub enum PropagationFormat {
     /// The W3C header `traceparent`.
+    #[field(name = "w3c")]
     W3c,
     /// The single header `b3`.
+    #[field(name = "b3")]
     B3,
     /// The header `X-B3-TraceId` and its related headers.
+    #[field(name = "b3multi")]
     B3Multi,
 }
 
 impl PropagationFormat {
-    /// All values, by their names in manifests.
-    pub const ALL: &'static [(&'static str, Self)] =
-        &[("w3c", Self::W3c), ("b3", Self::B3), ("b3multi", Self::B3Multi)];
+    /// All values, in the order of the documentation.
+    pub const ALL: &'static [Self] = &[Self::W3c, Self::B3, Self::B3Multi];
 }
 
+/// A percentage with `%`. A number is accepted as well, because its problem is the missing `%`.
+const SAMPLING: TextSchema = TextSchema::new(9, check_sampling).with_form(TextForm::Literal);
 /// The share of all requests: one million millionths.
 const MILLION: u32 = 1_000_000;
 

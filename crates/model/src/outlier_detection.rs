@@ -21,13 +21,13 @@ pub struct OutlierDetection {
     pub buckets: u8,
     /// Failure rate that ejects an endpoint.
     #[field(
-        absent = "50 % of at least 20 requests if consecutiveFailures is absent too, otherwise no rate"
+        absent = "50 % of at least 20 requests if `consecutiveFailures` is absent too, otherwise no rate"
     )]
     pub failure_rate: Option<FailureRate>,
     /// Number of consecutive failures that eject an endpoint at once.
     #[field(
         integer(1, MAX_REQUEST_COUNT),
-        absent = "5 if failureRate is absent too, otherwise no limit"
+        absent = "5 if `failureRate` is absent too, otherwise no limit"
     )]
     pub consecutive_failures: Option<u32>,
     /// Maximum share of ejected endpoints of the port in percent, rounded down.
@@ -96,7 +96,7 @@ struct EjectionTimeFields {
     #[field(duration("10ms", "24h"), default = "30s")]
     base_ejection_time: Duration,
     /// Maximum duration of an ejection.
-    #[field(duration("10ms", "24h"), absent = "300s, or baseEjectionTime if that is longer")]
+    #[field(duration("10ms", "24h"), absent = "`300s`, or `baseEjectionTime` if that is longer")]
     max_ejection_time: Option<Duration>,
     /// Maximum random reduction of the duration in percent.
     #[field(integer(0, 100), default = "50")]
@@ -108,11 +108,8 @@ impl EjectionTimeFields {
         let base = self.base_ejection_time;
         let max = self.max_ejection_time.unwrap_or(DEFAULT_MAX_EJECTION_TIME.max(base));
         if max < base {
-            builder.reject_field(
-                "maxEjectionTime",
-                "is below `baseEjectionTime`",
-                "raise `maxEjectionTime`, or lower `baseEjectionTime`",
-            );
+            let hint = "raise `maxEjectionTime`, or lower `baseEjectionTime`";
+            builder.reject_field("maxEjectionTime", "is below `baseEjectionTime`", hint);
             return None;
         }
         Some(EjectionTime { base, max, jitter_percent: self.ejection_jitter_percent })
@@ -162,11 +159,11 @@ struct FailureClassFields {
     /// Results that count as failures.
     #[field(
         list(0, 5),
-        absent = "connect, timeout, reset and 5xx if grpcStatuses is absent too, otherwise none"
+        absent = "`connect`, `timeout`, `reset` and `5xx` if `grpcStatuses` is absent too, otherwise none"
     )]
     failures: Option<Vec<FailureClass>>,
     /// gRPC statuses that count as failures, by name.
-    #[field(list(0, 16), absent = "UNAVAILABLE if failures is absent too, otherwise none")]
+    #[field(list(0, 16), absent = "`UNAVAILABLE` if `failures` is absent too, otherwise none")]
     grpc_statuses: Option<Vec<GrpcFailure>>,
 }
 
@@ -187,7 +184,6 @@ enum FailureClass {
 
 impl FailureClassFields {
     fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<FailureClasses> {
-        let mut classes = FailureClasses::default();
         if self.failures.is_none() && self.grpc_statuses.is_none() {
             return Some(FailureClasses {
                 connect: true,
@@ -198,6 +194,7 @@ impl FailureClassFields {
                 grpc: vec![GrpcFailure::UNAVAILABLE.number()],
             });
         }
+        let mut classes = FailureClasses::default();
         for class in self.failures.into_iter().flatten() {
             *classes.flag_mut(class) = true;
         }
@@ -259,4 +256,4 @@ const GRPC_FAILURES: &[&str] = &[
 /// The default of `maxEjectionTime`, unless the base is longer.
 const DEFAULT_MAX_EJECTION_TIME: Duration = Duration::from_secs(300);
 /// Maximum value of the fields that count requests or failures.
-const MAX_REQUEST_COUNT: u32 = 1_000_000;
+pub(crate) const MAX_REQUEST_COUNT: u32 = 1_000_000;

@@ -3,7 +3,7 @@
 
 use crate::identity::ServiceAccount;
 use crate::name::{PolicyName, RouteGroupName, TcpRouteName};
-use crate::route::RequestMatch;
+use crate::request_match::RequestMatch;
 
 /// An SMI `TrafficTarget`: sources and the traffic that they may send to a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]

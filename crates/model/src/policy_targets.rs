@@ -1,6 +1,6 @@
 //! The field `targetRefs` of policies: the services that a policy applies to (Gateway API, GEP-713).
 
-use crate::definition::{Definition, ManifestBuilder, TextProblem, TextSchema, check_name};
+use crate::definition::{Definition, LABEL, ManifestBuilder, TextProblem, TextSchema};
 use crate::name::{Name, ServiceName};
 use crate::route::RouteParent;
 
@@ -8,71 +8,56 @@ use crate::route::RouteParent;
 #[derive(Debug, Definition)]
 pub struct TargetedRule<R: Definition> {
     /// Services of the policy's namespace that the policy applies to.
-    #[field(include)]
-    pub targets: PolicyTargets,
+    #[field(list(1, MAX_TARGETS), required, check = check_different_targets)]
+    target_refs: Vec<ServiceTarget>,
     /// The rule.
     #[field(include)]
-    pub rule: R,
+    rule: R,
 }
 
-/// The targets of a policy: services or ports of services, at least one, each once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PolicyTargets(Vec<RouteParent>);
-
-impl PolicyTargets {
-    /// Returns the targets.
+impl<R: Definition> TargetedRule<R> {
+    /// Returns the targets, which are different services or ports, and the rule.
     #[must_use]
-    pub fn into_targets(self) -> Vec<RouteParent> {
-        self.0
+    pub fn into_targets_and_rule(self) -> (Vec<RouteParent>, R) {
+        (self.target_refs.into_iter().map(|ServiceTarget(target)| target).collect(), self.rule)
     }
 }
 
-/// The field of the targets.
-#[derive(Definition)]
-#[definition(builds = PolicyTargets)]
-struct PolicyTargetFields {
-    /// Services of the policy's namespace that the policy applies to.
-    #[field(list(1, 16), required)]
-    target_refs: Vec<ServiceTarget>,
-}
-
-impl PolicyTargetFields {
-    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<PolicyTargets> {
-        let targets: Vec<RouteParent> =
-            self.target_refs.into_iter().map(|ServiceTarget(target)| target).collect();
-        let is_repeated = |index: &usize| targets[..*index].contains(&targets[*index]);
-        let repeated: Vec<usize> = (0..targets.len()).filter(is_repeated).collect();
-        builder.build_below("targetRefs", |builder| {
-            for index in &repeated {
-                builder.reject_element(*index, "is listed twice", "remove one of the two");
-            }
-        });
-        repeated.is_empty().then_some(PolicyTargets(targets))
-    }
+/// Rejects a second target that is the same service or port.
+fn check_different_targets(
+    targets: Vec<ServiceTarget>,
+    builder: &mut ManifestBuilder<'_>,
+) -> Option<Vec<ServiceTarget>> {
+    let (problem, hint) = ("is listed twice", "remove one of the two");
+    builder
+        .check_unique("targetRefs", &targets, ServiceTarget::clone, problem, hint)
+        .then_some(targets)
 }
 
 /// One of the `targetRefs`: a service, and optionally one of its ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct ServiceTarget(RouteParent);
 
 /// A target as written in manifests.
 #[derive(Definition)]
 #[definition(builds = ServiceTarget)]
 struct TargetFields {
-    /// API group of the target: the core group, which is empty.
-    #[field(text = CORE_GROUP)]
+    /// API group of the target, which is empty for the core group.
+    #[field(text = CORE_GROUP, absent = "the core group")]
     #[expect(dead_code, reason = "the field has one value")]
     group: Option<String>,
     /// Kind of the target.
+    #[field(absent = "`Service`")]
     #[expect(dead_code, reason = "the field has one value")]
     kind: Option<TargetKind>,
     /// Name of the service.
     #[field(text = LABEL)]
-    name: String,
+    name: Name,
     /// Namespace of the service, which is the policy's.
-    #[field(text = LABEL)]
-    namespace: Option<String>,
-    /// Port of the service. Without it, the policy applies to every port.
-    #[field(integer(1, 65535))]
+    #[field(text = LABEL, absent = "the policy's namespace")]
+    namespace: Option<Name>,
+    /// Port of the service.
+    #[field(integer(1, 65535), absent = "every port")]
     port: Option<u16>,
 }
 
@@ -85,40 +70,24 @@ enum TargetKind {
 impl TargetFields {
     fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<ServiceTarget> {
         let namespace = builder.namespace().clone();
-        if let Some(other) = self.namespace.filter(|other| *other != namespace.as_str()) {
+        if let Some(other) = self.namespace.filter(|other| *other != namespace) {
             builder.reject_field(
                 "namespace",
-                format!("{other:?} is not the policy's namespace, {namespace}"),
+                format!("\"{other}\" is not the policy's namespace, {namespace}"),
                 "put the policy into the namespace of the service",
             );
             return None;
         }
-        let service = ServiceName { namespace, name: Name::new(&self.name).ok()? };
+        let service = ServiceName { namespace, name: self.name };
         Some(ServiceTarget(RouteParent { service, port: self.port }))
     }
 }
 
 /// The core API group, by its name in manifests or in documents.
-const CORE_GROUP: TextSchema = TextSchema {
-    max_bytes: 4,
-    pattern: Some("^(core)?$"),
-    check: |text| match text {
-        "" | "core" => Ok(()),
-        _ => Err(TextProblem::new("is not the group of Service", "use \"\"")),
-    },
-};
-/// A name without dots, as required for services and namespaces, which are parts of host names.
-const LABEL: TextSchema = TextSchema {
-    max_bytes: 63,
-    pattern: Some("^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
-    check: |text| {
-        check_name(text)?;
-        match text.contains('.') {
-            true => {
-                let hint = "use at most 63 lower-case letters, digits or `-`";
-                Err(TextProblem::new("has a dot", hint))
-            }
-            false => Ok(()),
-        }
-    },
-};
+const CORE_GROUP: TextSchema = TextSchema::new(4, |text| match text {
+    "" | "core" => Ok(()),
+    _ => Err(TextProblem::new("is not the group of Service", "use \"\"")),
+})
+.with_pattern("^(core)?$");
+/// Maximum number of targets per policy.
+const MAX_TARGETS: usize = 16;

@@ -4,8 +4,9 @@
 use crate::access_policy::{PolicyAction, PolicyRule};
 use crate::balancing::{HashKey, LoadBalancing};
 use crate::check_service::RequestCheck;
-use crate::circuit_breaker::{CircuitBreaker, CircuitLimits, FixedResponse, TripConditions};
+use crate::circuit_breaker::{CircuitBreaker, CircuitLimits, TripConditions};
 use crate::fault::PortFaults;
+use crate::fixed_response::FixedResponse;
 use crate::jwt::TokenRequirement;
 use crate::outlier_detection::{FailureClasses, OutlierDetection};
 use crate::rate_limit::RateLimits;

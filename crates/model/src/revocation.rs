@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::definition::{Definition, LABEL, ManifestBuilder};
 use crate::identity::ServiceAccount;
 use crate::instance::{Instance, Uid};
-use crate::name::WorkloadName;
+use crate::name::{Name, WorkloadName};
 
 /// A revoked workload of an account that is not revoked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +25,57 @@ impl RevokedWorkload {
             (None, _) | (_, None) => true,
             (Some(uid), Some(Instance::Pod(certified_uid))) => uid == certified_uid,
             (Some(_), Some(Instance::Registration(_))) => false,
+        }
+    }
+}
+
+/// An element of the field `revoked`.
+pub(crate) enum Revocation {
+    /// A revoked account.
+    Account(ServiceAccount),
+    /// A revoked workload.
+    Workload(RevokedWorkload),
+}
+
+/// The fields of a revocation.
+#[derive(Definition)]
+#[definition(builds = Revocation)]
+struct RevocationFields {
+    /// Kind of the object: a service account with all of its workloads, or one workload or pod.
+    kind: RevokedKind,
+    /// Name of the object.
+    name: Name,
+    /// Namespace of the object.
+    #[field(text = LABEL)]
+    namespace: Name,
+    /// UID of a pod. It limits the entry to this pod, without others of the same name.
+    #[field(absent = "every pod of this name")]
+    uid: Option<Uid>,
+}
+
+/// The kind of a revoked object.
+#[derive(Definition)]
+enum RevokedKind {
+    ServiceAccount,
+    Workload,
+    Pod,
+}
+
+impl RevocationFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<Revocation> {
+        let Self { kind, name, namespace, uid } = self;
+        match kind {
+            RevokedKind::ServiceAccount if uid.is_some() => {
+                builder.reject_field("uid", "is not supported for a ServiceAccount", "remove it");
+                None
+            }
+            RevokedKind::ServiceAccount => {
+                Some(Revocation::Account(ServiceAccount { namespace, name }))
+            }
+            RevokedKind::Workload | RevokedKind::Pod => {
+                let workload = WorkloadName { namespace, name };
+                Some(Revocation::Workload(RevokedWorkload { workload, uid }))
+            }
         }
     }
 }

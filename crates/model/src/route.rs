@@ -1,11 +1,11 @@
 //! HTTP and gRPC routes: rules that forward matching requests of a service to backends.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::action::{BackendEdits, RuleActions};
 use crate::change::ObjectKey;
 use crate::name::{RouteName, ServiceName};
+use crate::request_match::RequestMatch;
 
 /// A Gateway API `HTTPRoute` or `GRPCRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,85 +97,6 @@ pub struct RouteRule {
     pub actions: RuleActions,
     /// The kind of the route that contains the rule.
     pub kind: RouteKind,
-}
-
-/// The conditions on a request, all of which must hold. The default matches every request.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct RequestMatch {
-    /// The condition on the path, without the query.
-    pub path: PathMatch,
-    /// The methods, one of which the request must have; any method when empty.
-    pub methods: Vec<String>,
-    /// The conditions on headers, all of which must hold. Names are in lower case; `:authority` is the host.
-    pub headers: Vec<FieldMatch>,
-    /// The conditions on query parameters, all of which must hold. Names are case-sensitive.
-    pub query: Vec<FieldMatch>,
-}
-
-/// Formats the conditions, such as `path prefix /a, method GET`.
-impl fmt::Display for RequestMatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = match &self.path {
-            PathMatch::Any => None,
-            PathMatch::Exact(path) => Some(format!("path {path}")),
-            PathMatch::Prefix(path) => Some(format!("path prefix {path}")),
-            PathMatch::Regex(path) => Some(format!("path regex {path}")),
-        };
-        let methods = (!self.methods.is_empty()).then(|| self.methods.join(" or "));
-        let to_text = |kind: &'static str| move |field: &FieldMatch| field.to_text(kind);
-        let conditions: Vec<String> = path
-            .into_iter()
-            .chain(methods.map(|methods| format!("method {methods}")))
-            .chain(self.headers.iter().map(to_text("header")))
-            .chain(self.query.iter().map(to_text("query")))
-            .collect();
-        match conditions.is_empty() {
-            true => f.write_str("every request"),
-            false => f.write_str(&conditions.join(", ")),
-        }
-    }
-}
-
-impl FieldMatch {
-    /// Formats the condition. `kind` is the word for its field, such as `header`.
-    fn to_text(&self, kind: &str) -> String {
-        match &self.value {
-            ValueMatch::Exact(value) => format!("{kind} {} = {value}", self.name),
-            ValueMatch::Regex(value) => format!("{kind} {} matches {value}", self.name),
-        }
-    }
-}
-
-/// A condition on a path.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub enum PathMatch {
-    /// Any path.
-    #[default]
-    Any,
-    /// Exactly this path.
-    Exact(String),
-    /// A prefix of whole path elements: `/a` matches `/a` and `/a/b`, not `/ab`.
-    Prefix(String),
-    /// A regular expression that the whole path must match.
-    Regex(String),
-}
-
-/// A condition on a header or query parameter.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct FieldMatch {
-    /// The name of the header or parameter.
-    pub name: String,
-    /// The condition on its value.
-    pub value: ValueMatch,
-}
-
-/// A condition on a value.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum ValueMatch {
-    /// Exactly this value.
-    Exact(String),
-    /// A regular expression that the whole value must match.
-    Regex(String),
 }
 
 /// A service port that receives a share of a rule's requests.

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::mesh::{AdmissionSettings, DefaultPolicy, MtlsMode};
+use crate::definition::{Definition, LABEL, ManifestBuilder, TextProblem, TextSchema};
+use crate::mesh::{AdmissionSettings, DefaultPolicy, MAX_NAMESPACES, MtlsMode};
 use crate::name::Name;
+use crate::suggest::join_with_or;
 
 /// The minimum security settings of every namespace that is not excepted. The default has no minimum.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -21,6 +23,72 @@ pub struct SecurityFloor {
     pub sidecar_images: BTreeSet<String>,
     /// The namespaces that the floor does not apply to.
     pub except_namespaces: BTreeSet<Name>,
+}
+
+/// The fields of a floor. A minimum accepts only the strict word, because the other word would mean no minimum.
+#[derive(Definition, PartialEq, Eq, Default)]
+#[definition(builds = SecurityFloor)]
+struct FloorFields {
+    /// Least strict default policy. `dry-run` is stricter than `allow`, and `deny` is the strictest.
+    #[field(absent = "no minimum")]
+    default_policy: Option<DefaultPolicy>,
+    /// With `strict`, no workload accepts clients without mutual TLS.
+    #[field(absent = "no minimum")]
+    mtls: Option<RequiredMtls>,
+    /// With `required`, pods of namespaces with injection cannot opt out.
+    #[field(absent = "no minimum")]
+    injection: Option<RequiredInjection>,
+    /// With `forbidden`, annotations that exclude ports, addresses and interfaces from interception have no effect.
+    #[field(absent = "no minimum")]
+    exclusions: Option<ForbiddenExclusions>,
+    /// Repositories of images that sidecars may run, in addition to the repository of the control plane's image. A
+    /// repository that ends with `/` stands for all below it.
+    #[field(list(1, 64), text = REPOSITORY, absent = "any image")]
+    sidecar_images: Option<Vec<String>>,
+    /// Namespaces that the floor does not apply to.
+    #[field(list(0, MAX_NAMESPACES), text = LABEL, absent = "none")]
+    except_namespaces: Option<Vec<Name>>,
+}
+
+/// The only minimum of the mutual TLS mode.
+#[derive(Definition, PartialEq, Eq)]
+enum RequiredMtls {
+    #[field(name = "strict")]
+    Strict,
+}
+
+/// The only requirement for the injection of sidecars.
+#[derive(Definition, PartialEq, Eq)]
+enum RequiredInjection {
+    #[field(name = "required")]
+    Required,
+}
+
+/// The only limit of exclusions from interception.
+#[derive(Definition, PartialEq, Eq)]
+enum ForbiddenExclusions {
+    #[field(name = "forbidden")]
+    Forbidden,
+}
+
+impl FloorFields {
+    fn build_type(self, builder: &mut ManifestBuilder<'_>) -> Option<SecurityFloor> {
+        if self == Self::default() {
+            let fields = Self::SCHEMA.map_schema().all_fields();
+            let names: Vec<&str> = fields.into_iter().map(|field| field.name).collect();
+            let hint = format!("remove it, or use {}", join_with_or(&names));
+            builder.reject("sets no floor", hint);
+            return None;
+        }
+        Some(SecurityFloor {
+            default_policy: self.default_policy,
+            mtls_strict: self.mtls.is_some(),
+            injection_required: self.injection.is_some(),
+            exclusions_forbidden: self.exclusions.is_some(),
+            sidecar_images: self.sidecar_images.into_iter().flatten().collect(),
+            except_namespaces: self.except_namespaces.into_iter().flatten().collect(),
+        })
+    }
 }
 
 /// A setting that the floor overrides.
@@ -55,6 +123,21 @@ impl SecurityFloor {
         default_policy.into_iter().chain(mtls).collect()
     }
 
+    /// True if the settings of the current map are not below the floor. Otherwise their fields are rejected.
+    pub(crate) fn check_settings(
+        &self,
+        requested: AdmissionSettings,
+        hint: &str,
+        builder: &mut ManifestBuilder<'_>,
+    ) -> bool {
+        let overridden = self.overridden_settings(requested);
+        for OverriddenSetting { field, effective, .. } in &overridden {
+            let problem = format!("is below spec.floor.{field}");
+            builder.reject_field(field, problem, format!("use {effective}, or {hint}"));
+        }
+        overridden.is_empty()
+    }
+
     /// True if sidecars may run this image: its repository is allowed, with any tag or digest. An allowed repository
     /// that ends with `/` matches all repositories with that prefix.
     #[must_use]
@@ -80,6 +163,27 @@ pub fn repository_of(image: &str) -> &str {
     }
 }
 
+fn check_repository(text: &str) -> Result<(), TextProblem> {
+    let is_invalid_character = |c: char| c.is_whitespace() || c.is_control();
+    if text.is_empty() || text.len() > MAX_REPOSITORY_BYTES || text.contains(is_invalid_character) {
+        return Err(TextProblem::new(
+            "is not a repository",
+            "use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below",
+        ));
+    }
+    match repository_of(text) {
+        repository if repository == text => Ok(()),
+        repository => {
+            let hint = format!("use the repository: {repository}");
+            Err(TextProblem::new("has a tag or a digest", hint))
+        }
+    }
+}
+
+/// An image repository, without a tag or digest.
+const REPOSITORY: TextSchema = TextSchema::new(MAX_REPOSITORY_BYTES, check_repository);
+/// Maximum length of a repository.
+const MAX_REPOSITORY_BYTES: usize = 255;
 /// The manifest field of the default policy.
 const DEFAULT_POLICY_FIELD: &str = "defaultPolicy";
 /// The manifest field of the mutual TLS mode.

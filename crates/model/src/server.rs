@@ -4,6 +4,9 @@
 use std::fmt;
 
 use crate::action::Scheme;
+use crate::definition::{
+    Definition, ManifestBuilder, ManifestValue, Schema, TextForm, TextProblem, TextSchema,
+};
 
 /// A server outside the mesh.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -135,6 +138,26 @@ impl fmt::Display for Server {
     }
 }
 
+impl Definition for Server {
+    const SCHEMA: Schema = Schema::Text(&SERVER_URL);
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        Self::parse(&value.into_text()?).ok()
+    }
+}
+
+/// The URL of a server, without a path.
+const SERVER_URL: TextSchema = TextSchema::new(MAX_URL_BYTES, |text| match Server::parse(text) {
+    Ok(_) => Ok(()),
+    Err(reason) => Err(TextProblem::new(
+        format!("is not a valid server: {reason}"),
+        "correct it, as in `http://127.0.0.1:9000`",
+    )),
+})
+.with_form(TextForm::Url)
+.with_pattern("^https?://");
+/// The maximum length of a URL in bytes: enough for the longest host.
+const MAX_URL_BYTES: usize = 512;
 /// The maximum length of a host in bytes: that of a DNS name (RFC 1035 §2.3.4).
 const MAX_HOST_BYTES: usize = 253;
 

@@ -2,12 +2,19 @@
 //! lanes add headers to requests. Tags are labels of workloads, and instances are the workloads of a service. Contains
 //! the rules as written and as sent to sidecars.
 
+mod condition;
+mod lane;
+mod route;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use self::lane::{LaneHeaders, LaneSpec};
+pub use self::route::TagRouteSpec;
+
 use crate::change::ObjectKey;
 use crate::name::{ServiceName, TagRouteName};
-use crate::route::PathMatch;
+use crate::request_match::PathMatch;
 
 /// The maximum number of distinct [`TagMatch::stem`]s in the rules of a port. Each distinct stem doubles the number
 /// of default sets.

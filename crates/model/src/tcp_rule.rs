@@ -2,7 +2,8 @@
 
 use crate::action::RuleActions;
 use crate::name::RouteName;
-use crate::route::{RequestMatch, RouteKind, RouteParent, RouteRule, WeightedBackend};
+use crate::request_match::RequestMatch;
+use crate::route::{RouteKind, RouteParent, RouteRule, WeightedBackend};
 
 /// A Gateway API `TCPRoute` attached to services; unrelated to SMI's `TCPRoute`, which describes ports.
 #[derive(Debug, Clone, PartialEq, Eq)]

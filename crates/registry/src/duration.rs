@@ -1,5 +1,6 @@
 //! Reads durations as in the Gateway API, such as `1h30m` and `500ms`.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use leno_model::definition::format_duration;
@@ -17,7 +18,7 @@ pub(crate) fn read_duration_within(
     let (lower, upper) = (format_duration(min), format_duration(max));
     let example = format_duration(DURATION_EXAMPLE.clamp(min, max));
     let bounds = format!("use a time with a unit, from {lower} to {upper}, such as \"{example}\"");
-    let duration = read_with_unit(field, &bounds)?;
+    let duration = read_with_unit(field, &(min..=max), &bounds)?;
     if !(min..=max).contains(&duration) {
         field.reject(format!("{} is out of range", field.quoted_value()), bounds);
         return None;
@@ -27,21 +28,30 @@ pub(crate) fn read_duration_within(
 
 /// Reads a Gateway API duration; see [`parse_duration`].
 pub(crate) fn read_duration(field: &Field<'_>) -> Option<Duration> {
-    read_with_unit(field, "use a number with a unit, such as \"5s\" or \"500ms\"")
+    let hint = "use a number with a unit, such as \"5s\" or \"500ms\"";
+    read_with_unit(field, &(Duration::ZERO..=Duration::MAX), hint)
 }
 
-/// Reads a duration. The proposal for a number without a unit is the same number of seconds.
-fn read_with_unit(field: &Field<'_>, hint: &str) -> Option<Duration> {
-    if let NodeValue::Number(digits) | NodeValue::Text(digits) = field.value()
-        && digits.bytes().all(|byte| byte.is_ascii_digit())
-    {
-        let seconds = format!("{digits}s");
-        if parse_duration(&seconds).is_some() {
+/// Reads a duration. The proposal for a number without a unit is the same number of seconds, if it is within `bounds`.
+fn read_with_unit(
+    field: &Field<'_>,
+    bounds: &RangeInclusive<Duration>,
+    hint: &str,
+) -> Option<Duration> {
+    if let NodeValue::Number(text) | NodeValue::Text(text) = field.value() {
+        let seconds = format!("{text}s");
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number && parse_duration(&seconds).is_some_and(|time| bounds.contains(&time)) {
             let problem = format!("{} is not a duration", field.quoted_value());
             let hint = format!("write `{seconds}`");
             field.reject_with_replacement(problem, hint, Replacement::Text(seconds));
             return None;
         }
+    }
+    if let NodeValue::Number(_) = field.value() {
+        // The unit is missing; with quotes alone, the number would be rejected as well.
+        field.reject(format!("{} is not a duration", field.quoted_value()), hint);
+        return None;
     }
     field.read_with(parse_duration, "a duration", hint)
 }
@@ -96,6 +106,27 @@ mod tests {
             }
         }
         assert_eq!(format_duration(milliseconds(604_800_000)), "168h");
+    }
+
+    #[test]
+    fn only_valid_seconds_are_proposed_for_a_number() {
+        let bounds = "use a time with a unit, from 1ms to 1m, such as \"5s\"";
+        for (text, hint) in [
+            ("5", "write `5s`"),
+            ("\"5\"", "write `5s`"),
+            ("500", bounds),
+            ("1.5", bounds),
+            ("100000", bounds),
+        ] {
+            let manifest = format!(
+                "{{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {{name: a}}, \
+                 spec: {{targetRefs: [{{name: b}}], after: {text}}}}}"
+            );
+            let (_, rejected) = crate::read_str("a.yaml", &manifest);
+            assert_eq!(rejected.len(), 1, "{rejected:?}");
+            assert!(rejected[0].problem.ends_with(" is not a duration"), "{rejected:?}");
+            assert_eq!(rejected[0].hint, hint);
+        }
     }
 
     #[test]

@@ -9,10 +9,11 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use leno_model::Name;
+use leno_model::definition::{LABEL, NAME, REGEX};
 
 use crate::document::{DocumentNode, NodeValue, TextPosition};
 use crate::hint::{DUPLICATE_KEY, MapEntries, Replacement};
-use crate::pattern;
+use crate::schema_reader::read_text;
 use crate::suggest::{closest_word, join_with_and, join_with_or};
 
 /// A node with its path and the collector of diagnostics. A `read_…` method that returns `None` has recorded a
@@ -80,6 +81,11 @@ impl<'a> Field<'a> {
     /// Returns the raw value.
     pub(crate) fn value(&self) -> &'a NodeValue {
         &self.node.value
+    }
+
+    /// Returns the directory that relative paths start from, if the document is in a file.
+    pub(crate) fn directory(&self) -> Option<&'a Path> {
+        self.diagnostics.directory.as_deref()
     }
 
     /// Returns the position of the value.
@@ -229,13 +235,16 @@ impl<'a> Field<'a> {
 
     /// Reads an integer from `min` to `max`, both included.
     pub(crate) fn read_number(&self, min: u32, max: u32) -> Option<u32> {
+        u32::try_from(self.read_integer_within(min.into(), max.into())?).ok()
+    }
+
+    /// Reads a 64-bit integer from `min` to `max`, both included.
+    pub(crate) fn read_integer_within(&self, min: i64, max: i64) -> Option<i64> {
         let quoted = self.quoted_value();
         let bounds = format!("use a number from {min} to {max}");
         match &self.node.value {
             NodeValue::Number(text) => match parse_integer(text) {
-                Some(number) if (i64::from(min)..=i64::from(max)).contains(&number) => {
-                    return u32::try_from(number).ok();
-                }
+                Some(number) if (min..=max).contains(&number) => return Some(number),
                 Some(_) => self.reject(format!("{quoted} is out of range"), bounds),
                 None => self.reject(format!("{quoted} is not a whole number"), bounds),
             },
@@ -290,54 +299,13 @@ impl<'a> Field<'a> {
 
     /// Reads a name: a DNS-1123 subdomain.
     pub(crate) fn read_name(&self) -> Option<Name> {
-        let text = self.read_text()?;
-        let name = Name::new(text).ok();
-        if name.is_none() {
-            self.reject(
-                format!("{} is not a name", self.quoted_value()),
-                match text.is_ascii() {
-                    true => {
-                        "use 1 to 253 lower-case letters, digits, `-` or `.`, \
-                         starting and ending with a letter or digit"
-                    }
-                    false => "use letters from a to z, digits, `-` or `.` only",
-                },
-            );
-        }
-        name
+        Name::new(&read_text(self, &NAME)?).ok()
     }
 
     /// Reads a name without dots (a DNS-1123 label), as required for services and namespaces, which are parts
     /// of host names.
     pub(crate) fn read_label(&self) -> Option<Name> {
-        let name = self.read_name()?;
-        if name.as_str().contains('.') {
-            self.reject(
-                format!("{} has a dot", self.quoted_value()),
-                "use at most 63 lower-case letters, digits or `-`",
-            );
-            return None;
-        }
-        Some(name)
-    }
-
-    /// Reads a file path; relative paths are resolved against the document's directory.
-    pub(crate) fn read_path(&self) -> Option<PathBuf> {
-        let text = self.read_text()?;
-        let path = Path::new(text);
-        let (problem, hint) = match &self.diagnostics.directory {
-            _ if path.file_name().is_none() || text.contains(char::is_control) => {
-                (format!("{} is not the path of a file", self.quoted_value()), "name one")
-            }
-            Some(directory) => return Some(directory.join(path)),
-            None if path.is_absolute() => return Some(path.to_owned()),
-            None => (
-                format!("{} is relative, but this document has no directory", self.quoted_value()),
-                "use an absolute path on the control plane's machine",
-            ),
-        };
-        self.reject(problem, hint);
-        None
+        Name::new(&read_text(self, &LABEL)?).ok()
     }
 
     /// Reads one of the listed words and returns its value.
@@ -357,15 +325,7 @@ impl<'a> Field<'a> {
 
     /// Reads a regular expression that sidecars can compile.
     pub(crate) fn read_regex(&self) -> Option<String> {
-        let text = self.read_text()?;
-        if let Err(reason) = pattern::check_pattern(text) {
-            self.reject(
-                format!("{} is not a regular expression ({reason})", self.quoted_value()),
-                "correct it; the syntax is RE2's, without look-around or back references",
-            );
-            return None;
-        }
-        Some(text.to_owned())
+        read_text(self, &REGEX)
     }
 
     /// Reads the elements of a list of at most `max` elements.
@@ -422,21 +382,14 @@ impl<'a> Field<'a> {
         Some(entries)
     }
 
-    /// Returns the key of a map entry as text. A number is accepted as written, a boolean as `true` or `false`.
+    /// Returns the key of a map entry as text.
     fn entry_key(&self, key: &'a DocumentNode) -> Option<&'a str> {
-        match &key.value {
-            NodeValue::Text(text) | NodeValue::Number(text) => Some(text),
-            NodeValue::Boolean(true) => Some("true"),
-            NodeValue::Boolean(false) => Some("false"),
-            _ => {
-                let field = Field { node: key, ..self.clone() };
-                field.reject(
-                    format!("{} cannot be a key", field.quoted_value()),
-                    "use a text as key",
-                );
-                None
-            }
+        let text = key_text(key);
+        if text.is_none() {
+            let field = Field { node: key, ..self.clone() };
+            field.reject(format!("{} cannot be a key", field.quoted_value()), "use a text as key");
         }
+        text
     }
 
     /// Reads a map from texts to texts, such as labels.
@@ -508,10 +461,13 @@ impl<'a> Field<'a> {
     /// Returns the entry of a map with this key; `None` if the value is no map or has no such key.
     pub(crate) fn child(&self, key: &str) -> Option<Self> {
         let NodeValue::Map(map) = &self.node.value else { return None };
-        let is_key =
-            |node: &DocumentNode| matches!(&node.value, NodeValue::Text(text) if text == key);
-        let (_, node) = map.iter().find(|(name, _)| is_key(name))?;
+        let (_, node) = map.iter().find(|(name, _)| key_text(name) == Some(key))?;
         Some(Field { node, path: self.child_path(key), diagnostics: self.diagnostics })
+    }
+
+    /// Returns a field for an absent key of a map. Its position is that of the map.
+    pub(crate) fn absent_child(&self, key: &str) -> Self {
+        Field { path: self.child_path(key), ..self.clone() }
     }
 
     /// Returns the element of a list at this index; `None` if the value is no list or is shorter.
@@ -524,6 +480,16 @@ impl<'a> Field<'a> {
     /// Returns the path of this map's entry with the key.
     fn child_path(&self, key: &str) -> String {
         append_key(&self.path, key)
+    }
+}
+
+/// Returns the key of a map entry as text: a number as written, a boolean as `true` or `false`.
+fn key_text(key: &DocumentNode) -> Option<&str> {
+    match &key.value {
+        NodeValue::Text(text) | NodeValue::Number(text) => Some(text),
+        NodeValue::Boolean(true) => Some("true"),
+        NodeValue::Boolean(false) => Some("false"),
+        _ => None,
     }
 }
 

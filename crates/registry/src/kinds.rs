@@ -4,41 +4,24 @@
 //! that returns `None` has recorded a problem.
 
 mod access_cert;
-mod access_policy;
-mod check_service;
-mod circuit_breaker;
 mod cors;
 mod egress;
-mod external_authorization;
-mod fault_injection;
 mod filter;
 pub(crate) mod gateway_route;
 mod gateway_tcp_route;
-mod global_limit;
 mod grpc_route;
 mod http_route;
 pub(crate) mod ingress;
-mod issuer_keys;
-mod jwt_validation;
-mod lane;
-mod literal_path;
-mod load_balancing;
-mod mesh_config;
 mod mirror;
-mod observability;
 mod other_kinds;
 mod persistence;
-mod rate_limit;
 mod reference_grant;
-mod request_condition;
-mod response;
-mod retry;
 mod sermant;
 mod sermant_removal;
 pub(crate) mod service;
 mod service_policy;
 mod smi;
-mod tag_route;
+mod tag_rules;
 mod tls_route;
 mod traffic_split;
 mod traffic_warmup;
@@ -49,13 +32,17 @@ mod workload;
 
 use std::collections::BTreeMap;
 
-use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
+use leno_model::{
+    AccessPolicySpec, IngressKind, Name, Object, ObjectKey, PolicyName, RetrySpec,
+    ServicePolicyKind,
+};
 
 use self::gateway_route::GatewayRoute;
 use crate::document::{DocumentNode, LIST_FIELDS, NodeValue, TextPosition};
 use crate::field::{DiagnosticCollector, Field, FieldDiagnostic, MapFields};
 use crate::hint;
 use crate::rejections::{DocumentLocation, RejectedDocument, Warning};
+use crate::schema_reader::read_definition;
 use crate::suggest::{closest_word, join_with_or};
 use crate::unsupported_kinds::{kind_for_synonym, replacement_hint};
 
@@ -448,7 +435,10 @@ fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Ob
     let metadata = metadata?;
     let object = match kind {
         DocumentKind::Workload => workload::read(metadata, spec).map(Object::Workload),
-        DocumentKind::MeshConfig => mesh_config::read(spec).map(Object::MeshConfig),
+        DocumentKind::MeshConfig => {
+            // It has no namespace, and its definition uses none.
+            read_definition(spec, &metadata.namespace).map(Object::MeshConfig)
+        }
         DocumentKind::Service => service::read(metadata, spec).map(Object::Service),
         DocumentKind::HttpRoute => http_route::read(metadata, spec).map(Object::HttpRoute),
         DocumentKind::TlsRoute => tls_route::read(metadata, spec).map(Object::TlsRoute),
@@ -464,15 +454,19 @@ fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Ob
             let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
             service_policy::read(policy_kind, version, metadata, spec).map(Object::ServicePolicy)
         }
-        DocumentKind::TagRoute => tag_route::read(metadata, spec).map(Object::TagRoute),
+        DocumentKind::TagRoute => tag_rules::read_route(metadata, spec).map(Object::TagRoute),
         DocumentKind::SermantRouteRule => {
             sermant::read(metadata, spec).map(Object::SermantRouteRule)
         }
-        DocumentKind::Lane => lane::read(metadata, spec).map(Object::Lane),
+        DocumentKind::Lane => tag_rules::read_lane(metadata, spec).map(Object::Lane),
         DocumentKind::ReferenceGrant => {
             reference_grant::read(metadata, spec).map(Object::ReferenceGrant)
         }
-        DocumentKind::AccessPolicy => access_policy::read(metadata, spec).map(Object::AccessPolicy),
+        DocumentKind::AccessPolicy => {
+            let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
+            let policy: Option<AccessPolicySpec> = read_definition(spec, &name.namespace);
+            policy.map(|policy| Object::AccessPolicy(policy.into_policy(name)))
+        }
         DocumentKind::GatewayTcpRoute => {
             gateway_tcp_route::read(metadata, spec).map(Object::GatewayTcpRoute)
         }
@@ -482,7 +476,11 @@ fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Ob
         }
         DocumentKind::Ingress(kind) => ingress::read(kind, metadata, spec).map(Object::Ingress),
         DocumentKind::Egress => egress::read(metadata, spec).map(Object::Egress),
-        DocumentKind::Retry => retry::read(metadata, spec).map(Object::Retry),
+        DocumentKind::Retry => {
+            let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
+            read_definition(spec, &name.namespace)
+                .map(|retry: RetrySpec| Object::Retry(retry.into_policy(name)))
+        }
         DocumentKind::AccessCert => access_cert::read(metadata, spec).map(Object::AccessCert),
     };
     debug_assert!(object.is_some() || diagnostics.is_rejected(), "rejections have a diagnostic");
@@ -554,11 +552,13 @@ fn read_metadata(kind: DocumentKind, metadata: &Field<'_>) -> Option<ObjectMetad
     let namespace = match fields.find("namespace") {
         Some(field) if kind == DocumentKind::MeshConfig => {
             field.reject("a MeshConfig has no namespace", "remove `namespace`");
-            None
+            Name::new(DEFAULT_NAMESPACE).ok()
         }
         Some(field) => field.read_label(),
         None => Name::new(DEFAULT_NAMESPACE).ok(),
     };
+    // The document is rejected without a valid name, but the problems of its `spec` are reported as well.
+    let name = name.or_else(|| Name::new("unnamed").ok());
     Some(ObjectMetadata { namespace: namespace?, name: name?, labels })
 }
 

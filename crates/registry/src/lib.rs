@@ -14,13 +14,14 @@ mod json;
 mod kinds;
 mod lint;
 mod outline;
-mod pattern;
+mod percentage;
 mod rejections;
 mod scan;
 mod schema_reader;
-mod suggest;
 mod unsupported_kinds;
 mod watch;
+
+use leno_model::suggest;
 
 pub use field::UNKNOWN_FIELD;
 pub use file::{FieldLines, FileSource, ObjectLocation, RegistryUpdate, locate_warnings, read_str};

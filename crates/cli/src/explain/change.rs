@@ -14,8 +14,7 @@ use crate::output;
 ///
 /// # Errors
 /// If no mesh responds, or the mesh does not know the change.
-pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow::Result<ExitCode> {
-    let id = id.context("the change ID is missing: `leno get changes` lists the IDs")?;
+pub(super) fn run(data: &Path, id: u64, format: ExplainFormat) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let response =
         runtime.block_on(MeshSocket::from_data(data).query_json(&format!("/change?id={id}")))?;

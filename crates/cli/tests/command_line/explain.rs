@@ -964,3 +964,106 @@ fn a_backend_without_the_port_is_the_reason_for_policies_without_effect() {
         no effect Hedging shop/called: no request is sent to shop/missing: there is no such Service
         no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080"#]].assert_eq(&policy_lines(&test_directory, "http://ratings:9080/ratings/1"));
 }
+
+/// Runs `leno explain kind` with these arguments.
+fn explain_kind(arguments: &[&str]) -> CommandResult {
+    let test_directory = TestDirectory::with_files(&[]);
+    test_directory.run_leno(&[&["explain", "kind"], arguments].concat())
+}
+
+/// Returns the paths of the fields that `leno explain kind` describes.
+fn explained_paths(arguments: &[&str]) -> Vec<String> {
+    let result = explain_kind(arguments);
+    assert_eq!(result.exit_code, Some(0), "{result:?}");
+    let lines = result.stdout.lines().filter(|line| line.starts_with("spec."));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn kinds_are_listed_with_their_short_names() {
+    let listing = explain_kind(&[]).stdout;
+    let rows: Vec<Vec<&str>> =
+        listing.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["KIND", "SHORT", "NAME", "API", "VERSION", "DESCRIPTION"]);
+    assert!(rows.iter().any(|row| row.starts_with(&["Hedging", "lhg", "leno.dev/v1alpha1"])));
+    let json: Value = serde_json::from_str(&explain_kind(&["-o", "json"]).stdout).unwrap();
+    let kinds = json.as_array().unwrap();
+    assert_eq!(kinds.len(), rows.len() - 1);
+    let retry = kinds.iter().find(|kind| kind["kind"] == "Retry").unwrap();
+    assert!(retry["short_name"].is_null(), "{retry}");
+}
+
+#[test]
+fn a_kind_is_found_by_each_of_its_names() {
+    let expected = explain_kind(&["Hedging"]).stdout;
+    assert!(expected.starts_with("Hedging (leno.dev/v1alpha1, short name lhg)\n"), "{expected}");
+    let after = "\nspec.after\n  duration, `1ms` to `1m`; required\n  Time to wait";
+    assert!(expected.contains(after), "{expected}");
+    for name in ["hedging", "hedgings", "lhg", "Hedging.spec"] {
+        assert_eq!(explain_kind(&[name]).stdout, expected, "{name}");
+    }
+}
+
+#[test]
+fn a_field_is_described_with_the_fields_below_it() {
+    let top = explained_paths(&["OutlierDetection"]);
+    assert!(top.contains(&"spec.targetRefs[]".to_owned()), "{top:?}");
+    assert!(top.contains(&"spec.healthCheck".to_owned()), "{top:?}");
+    assert!(top.iter().all(|path| path.matches('.').count() == 1), "{top:?}");
+
+    let direct = explained_paths(&["OutlierDetection.healthCheck"]);
+    assert_eq!(direct[0], "spec.healthCheck");
+    assert!(direct.contains(&"spec.healthCheck.httpGet".to_owned()), "{direct:?}");
+    assert!(!direct.contains(&"spec.healthCheck.httpGet.path".to_owned()), "{direct:?}");
+
+    let all = explained_paths(&["OutlierDetection.healthCheck", "--recursive"]);
+    assert!(all.contains(&"spec.healthCheck.httpGet.path".to_owned()), "{all:?}");
+    assert_eq!(explained_paths(&["lod.spec.healthCheck.interval"]), ["spec.healthCheck.interval"]);
+}
+
+#[test]
+fn paths_of_messages_and_tables_name_fields() {
+    let expected = explained_paths(&["TagRoute.rules.match"]);
+    assert_eq!(expected[0], "spec.rules[].match");
+    assert!(expected.contains(&"spec.rules[].match.headers.NAME".to_owned()), "{expected:?}");
+    for path in ["TagRoute.spec.rules[].match", "TagRoute.spec.rules[0].match"] {
+        assert_eq!(explained_paths(&[path]), expected, "{path}");
+    }
+    for path in ["headers", "headers.NAME", "headers.x-user"] {
+        let exact = format!("TagRoute.rules.match.{path}.exact");
+        assert_eq!(explained_paths(&[&exact]), ["spec.rules[].match.headers.NAME.exact"]);
+    }
+}
+
+#[test]
+fn a_map_that_the_table_abbreviates_is_described_on_request() {
+    let fields = explained_paths(&["Lane.rules.match.cookies"]);
+    assert!(fields.contains(&"spec.rules[].match.cookies.NAME.exact".to_owned()), "{fields:?}");
+}
+
+#[test]
+fn unknown_kinds_and_fields_have_a_hint() {
+    for (path, expected) in [
+        ("Hedgin", "unknown kind `Hedgin`: did you mean `Hedging`?"),
+        ("HTTPRoute", "no description of the kind `HTTPRoute`: `leno explain kind` lists"),
+        ("Hedging.afer", "`spec` of Hedging has no field `afer`: did you mean `after`?"),
+        ("Hedging.after.x", "`spec.after` of Hedging has no field `x`: `leno explain kind Hedging"),
+        ("Hedging.status", "`spec` of Hedging has no field `status`: `leno explain kind Hedging"),
+    ] {
+        let result = explain_kind(&[path]);
+        assert_eq!(result.exit_code, Some(1), "{result:?}");
+        assert!(result.stderr.contains(expected), "{result:?}");
+    }
+}
+
+#[test]
+fn fields_have_the_same_content_in_json() {
+    let arguments = ["Hedging.methods", "-o", "json"];
+    let json: Value = serde_json::from_str(&explain_kind(&arguments).stdout).unwrap();
+    assert_eq!(json["page"], "docs/rules/hedging.md");
+    let fields = json["fields"].as_array().unwrap();
+    assert_eq!(fields.len(), 1, "{json}");
+    assert_eq!(fields[0]["field"], "spec.methods[]");
+    assert_eq!(fields[0]["required"], false);
+    assert_eq!(fields[0]["default"], "GET, HEAD, OPTIONS, TRACE, PUT and DELETE");
+}

@@ -30,8 +30,8 @@ fn usage_errors_have_their_own_exit_code() {
         (&["up", "-f", "mesh.yaml", "--listen", "localhost:80"], "use an address and a port"),
         (&["token", "shop/page-1", "--control", "192.0.2.1"], "such as 192.0.2.1:15010"),
         (&["proxy", "--workload", "a/b", "--inbound", "localhost"], "use an IP address"),
-        (&["explain", "change", "x"], "'[ID]': not a number in range"),
-        (&["explain", "change", "99999999999999999999"], "'[ID]': not a number in range"),
+        (&["explain", "change", "x"], "\"x\" is not the ID of a change"),
+        (&["explain", "change", "99999999999999999999"], "is not the ID of a change"),
     ];
     for (arguments, expected) in cases {
         let result = test_directory.run_leno(arguments);

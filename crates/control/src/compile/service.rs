@@ -19,8 +19,7 @@ use crate::mesh::{AffectedSet, Mesh};
 /// The class of clients that a service is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ClientClass {
-    /// All clients. Sidecars share this configuration of a service if no namespace and no workload denies by default, and
-    /// if the sidecar's namespace has no routes of its own for the service.
+    /// All clients but those of [`Self::Consumers`], if no namespace and no workload denies by default.
     AllClients,
     /// The clients of a namespace that has its own routes for services of other namespaces.
     Consumers(Name),

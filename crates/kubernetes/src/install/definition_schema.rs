@@ -1,7 +1,7 @@
 //! Converts the schema of a type's definition to an OpenAPI schema with descriptions, defaults and CEL rules.
 
 use leno_model::definition::{
-    Definition, FieldDefault, FieldSchema, MapRule, MapSchema, Schema, format_duration,
+    FieldDefault, FieldSchema, MapRule, MapSchema, Schema, TextForm, format_duration,
 };
 use serde_json::{Map, Value, json};
 
@@ -9,8 +9,15 @@ use serde_json::{Map, Value, json};
 pub(super) fn openapi_schema(schema: &Schema) -> Value {
     match schema {
         Schema::Boolean => json!({"type": "boolean"}),
+        // The API server stores bounds as floating-point numbers, which cannot represent these.
+        Schema::Integer { min: i64::MIN, max: i64::MAX } => {
+            json!({"type": "integer", "format": "int64"})
+        }
         Schema::Integer { min, max } => {
             json!({"type": "integer", "format": "int64", "minimum": min, "maximum": max})
+        }
+        Schema::Percentage => {
+            json!({"type": "number", "minimum": 0, "exclusiveMinimum": true, "maximum": 100})
         }
         Schema::Duration { min, max } => {
             let (min, max) = (format_duration(*min), format_duration(*max));
@@ -25,6 +32,10 @@ pub(super) fn openapi_schema(schema: &Schema) -> Value {
             })
         }
         Schema::Text(text) => {
+            // A number is accepted as a text of this form, and a schema of Kubernetes has one type.
+            if text.form == TextForm::Literal {
+                return json!({"x-kubernetes-preserve-unknown-fields": true});
+            }
             let schema = json!({"type": "string", "maxLength": text.max_bytes});
             with_optional(schema, "pattern", text.pattern.map(Value::from))
         }
@@ -35,18 +46,22 @@ pub(super) fn openapi_schema(schema: &Schema) -> Value {
             with_optional(list, "x-kubernetes-list-type", unique.then(|| json!("set")))
         }
         Schema::Map(map) => map_schema(map),
+        Schema::Entries { value, min, max, .. } => {
+            let values = openapi_schema(value);
+            let entries =
+                json!({"type": "object", "additionalProperties": values, "maxProperties": max});
+            with_optional(entries, "minProperties", (*min > 0).then(|| json!(min)))
+        }
+        // A schema of Kubernetes has one type, so only the control plane validates such a value.
+        Schema::Any | Schema::Either { .. } => {
+            json!({"x-kubernetes-preserve-unknown-fields": true})
+        }
     }
-}
-
-/// Returns the OpenAPI schema of one field of a type that is a map, for another map with this field.
-pub(super) fn schema_of_field<T: Definition>(name: &str) -> Value {
-    let mut fields = T::SCHEMA.map_schema().all_fields().into_iter();
-    field_schema(fields.find(|field| field.name == name).expect("the type has the field"))
 }
 
 /// Returns the schema of a map. The API server keeps unknown fields, so that the control plane rejects the object: if they
 /// were dropped, a misspelled condition would widen a rule.
-fn map_schema(map: &MapSchema) -> Value {
+pub(super) fn map_schema(map: &MapSchema) -> Value {
     let fields = map.all_fields();
     let required: Vec<&str> = fields
         .iter()
@@ -67,13 +82,7 @@ fn map_schema(map: &MapSchema) -> Value {
 
 fn field_schema(field: &FieldSchema) -> Value {
     let mut schema = openapi_schema(&field.schema);
-    let description = match field.default {
-        FieldDefault::Absent(meaning) if !meaning.is_empty() => {
-            format!("{} Default: {meaning}.", field.description)
-        }
-        _ => field.description.to_owned(),
-    };
-    schema["description"] = description.into();
+    schema["description"] = describe_field(field).into();
     let default = match field.default {
         FieldDefault::Literal(literal) => Some(literal_json(literal, &field.schema)),
         FieldDefault::Required | FieldDefault::Absent(_) => None,
@@ -81,12 +90,23 @@ fn field_schema(field: &FieldSchema) -> Value {
     with_optional(schema, "default", default)
 }
 
+/// Returns the description of a field, with the meaning of its absence.
+pub(super) fn describe_field(field: &FieldSchema) -> String {
+    match field.default {
+        FieldDefault::Absent(meaning) if !meaning.is_empty() => {
+            format!("{} Default: {meaning}.", field.description)
+        }
+        _ => field.description.to_owned(),
+    }
+}
+
 /// Returns a default as JSON.
-fn literal_json(literal: &str, schema: &Schema) -> Value {
+pub(super) fn literal_json(literal: &str, schema: &Schema) -> Value {
     match schema {
-        Schema::Boolean | Schema::Integer { .. } => {
+        Schema::Boolean | Schema::Integer { .. } | Schema::Percentage => {
             serde_json::from_str(literal).unwrap_or_else(|_| literal.into())
         }
+        Schema::Either { scalar, .. } => literal_json(literal, scalar),
         _ => literal.into(),
     }
 }
@@ -94,6 +114,11 @@ fn literal_json(literal: &str, schema: &Schema) -> Value {
 /// Returns the CEL rule that rejects what the reader rejects.
 fn cel_rule(rule: &MapRule) -> Value {
     let (expression, message) = match rule {
+        // The cost of a list would exceed the budget of the API server for rules of nested lists.
+        MapRule::ExactlyOne { fields: [first, second], .. } => (
+            format!("has(self.{first}) != has(self.{second})"),
+            format!("set exactly one of {first} and {second}"),
+        ),
         MapRule::ExactlyOne { fields, .. } => {
             let presence: Vec<String> =
                 fields.iter().map(|field| format!("has(self.{field})")).collect();

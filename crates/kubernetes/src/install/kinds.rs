@@ -5,48 +5,27 @@
 //! express their rules; the maximum lengths of lists are those of the readers. The control plane reports other errors
 //! in the status of the object.
 
-mod mesh;
-mod policies;
-mod tags;
-
-use leno_model::PolicyTargets;
+use leno_model::{KIND_DEFINITIONS, KindDefinition};
 use serde_json::{Value, json};
 
 use super::common_labels;
-use super::definition_schema::schema_of_field;
+use super::definition_schema::map_schema;
 use super::schema::{
-    any_value, enumeration, list, map, object, pruned_object, text, with_description, with_keyword,
+    any_value, enumeration, list, object, pruned_object, text, with_description, with_keyword,
 };
-
-/// One kind of `leno.dev`, from which its CustomResourceDefinition is built.
-struct CrdKind {
-    /// The name of the kind.
-    kind: &'static str,
-    /// The plural of the kind in API paths.
-    plural: &'static str,
-    /// The short name of the kind for `kubectl`.
-    short_name: &'static str,
-    scope: CrdScope,
-    /// The description of the kind, in one sentence.
-    description: &'static str,
-    /// The schema of the `spec`.
-    spec_schema: fn() -> Value,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum CrdScope {
-    Namespaced,
-    Cluster,
-}
 
 /// Returns the definitions of our kinds.
 pub(super) fn kind_definitions() -> Vec<Value> {
-    KINDS.iter().map(kind_definition).collect()
+    kinds().map(kind_definition).collect()
+}
+
+fn kinds() -> impl Iterator<Item = &'static KindDefinition> {
+    KIND_DEFINITIONS.iter().filter(|definition| definition.is_own())
 }
 
 /// Returns the plurals of our kinds.
 pub(super) fn plurals() -> impl Iterator<Item = &'static str> {
-    KINDS.iter().map(|kind| kind.plural)
+    kinds().map(|kind| kind.plural)
 }
 
 /// Returns the name of the CustomResourceDefinition of one of our kinds.
@@ -62,7 +41,7 @@ fn generation_schema() -> Value {
 }
 
 /// Returns the CustomResourceDefinition of a kind.
-fn kind_definition(kind: &CrdKind) -> Value {
+fn kind_definition(kind: &KindDefinition) -> Value {
     // The limits are those of the type `Condition` of the Kubernetes API.
     let condition = pruned_object([
         ("type!", text(316)),
@@ -76,12 +55,13 @@ fn kind_definition(kind: &CrdKind) -> Value {
     let conditions = with_keyword(conditions, "x-kubernetes-list-map-keys", json!(["type"]));
     let status =
         pruned_object([("observedGeneration", generation_schema()), ("conditions", conditions)]);
+    let spec = map_schema(kind.spec);
     let schema = with_description(
         object([
             ("apiVersion", json!({"type": "string"})),
             ("kind", json!({"type": "string"})),
             ("metadata", json!({"type": "object"})),
-            ("spec!", (kind.spec_schema)()),
+            ("spec!", spec),
             (
                 "status",
                 with_description(status, "Status of the object, written by the control plane."),
@@ -89,17 +69,18 @@ fn kind_definition(kind: &CrdKind) -> Value {
         ]),
         kind.description,
     );
-    let accepted_path = r#".status.conditions[?(@.type=="Accepted")].status"#;
+    let mut labels = common_labels();
+    if has_targets(kind) {
+        // GEP-713: the policy applies to its targets, and not to objects below them.
+        labels.insert("gateway.networking.k8s.io/policy".to_owned(), "Direct".into());
+    }
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": crd_name(kind.plural), "labels": common_labels()},
+        "metadata": {"name": crd_name(kind.plural), "labels": labels},
         "spec": {
             "group": GROUP,
-            "scope": match kind.scope {
-                CrdScope::Namespaced => "Namespaced",
-                CrdScope::Cluster => "Cluster",
-            },
+            "scope": kind.scope.as_str(),
             "names": {
                 "kind": kind.kind,
                 "listKind": format!("{}List", kind.kind),
@@ -113,14 +94,43 @@ fn kind_definition(kind: &CrdKind) -> Value {
                 "served": true,
                 "storage": true,
                 "subresources": {"status": {}},
-                "additionalPrinterColumns": [
-                    {"name": "Accepted", "type": "string", "jsonPath": accepted_path},
-                    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-                ],
+                "additionalPrinterColumns": printer_columns(kind),
                 "schema": {"openAPIV3Schema": schema},
             }],
         },
     })
+}
+
+/// Returns the columns of `kubectl get`: the first target, the conditions, and the reason that the object has no effect.
+fn printer_columns(kind: &KindDefinition) -> Value {
+    let condition_path = |condition: &str, field: &str| {
+        format!(r#".status.conditions[?(@.type=="{condition}")].{field}"#)
+    };
+    let mut columns = Vec::new();
+    if has_targets(kind) {
+        let path = ".spec.targetRefs[0].name";
+        columns.push(json!({"name": "Target", "type": "string", "jsonPath": path}));
+    } else if has_field(kind, "service") {
+        columns.push(json!({"name": "Target", "type": "string", "jsonPath": ".spec.service"}));
+    }
+    let accepted_path = condition_path("Accepted", "status");
+    // `Programmed` repeats the reason of `Accepted` unless the object is accepted and has no effect.
+    let reason_path = condition_path("Programmed", "reason");
+    columns.extend([
+        json!({"name": "Accepted", "type": "string", "jsonPath": accepted_path}),
+        json!({"name": "Reason", "type": "string", "jsonPath": reason_path}),
+        json!({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}),
+    ]);
+    columns.into()
+}
+
+/// True for a policy with `targetRefs`.
+fn has_targets(kind: &KindDefinition) -> bool {
+    has_field(kind, "targetRefs")
+}
+
+fn has_field(kind: &KindDefinition, name: &str) -> bool {
+    kind.spec.all_fields().iter().any(|field| field.name == name)
 }
 
 /// Returns definitions of the supported kinds of SMI, OSM and FSM, for clusters without these kinds. They accept any
@@ -158,133 +168,7 @@ pub(super) fn smi_kind_definitions() -> Vec<Value> {
     SMI_KINDS.iter().map(definition).collect()
 }
 
-/// Returns the schema of target references: services of the policy's namespace, by name and optional port.
-fn target_refs() -> Value {
-    schema_of_field::<PolicyTargets>("targetRefs")
-}
-
-/// Returns the schema of value matches, by name: a text, or an operator with its operand.
-fn value_matches() -> Value {
-    map(any_value(), 256)
-}
-
 pub(super) const GROUP: &str = "leno.dev";
-
-/// The kinds of Leno.
-const KINDS: &[CrdKind] = &[
-    CrdKind {
-        kind: "MeshConfig",
-        plural: "meshconfigs",
-        short_name: "lmc",
-        scope: CrdScope::Cluster,
-        description: "Mesh-wide settings; a mesh has one MeshConfig.",
-        spec_schema: mesh::mesh_config,
-    },
-    CrdKind {
-        kind: "AccessPolicy",
-        plural: "accesspolicies",
-        short_name: "lap",
-        scope: CrdScope::Namespaced,
-        description: "Allow and deny rules for requests and connections.",
-        spec_schema: policies::access_policy,
-    },
-    CrdKind {
-        kind: "OutlierDetection",
-        plural: "outlierdetections",
-        short_name: "lod",
-        scope: CrdScope::Namespaced,
-        description: "Outlier detection and health checks for the endpoints of a service.",
-        spec_schema: policies::outlier_detection,
-    },
-    CrdKind {
-        kind: "SermantRemoval",
-        plural: "sermantremovals",
-        short_name: "lsr",
-        scope: CrdScope::Namespaced,
-        description: "Outlier detection in the format of Sermant.",
-        spec_schema: policies::sermant_removal,
-    },
-    CrdKind {
-        kind: "CircuitBreaker",
-        plural: "circuitbreakers",
-        short_name: "lcb",
-        scope: CrdScope::Namespaced,
-        description: "Circuit breaker and concurrency limits for requests to a service.",
-        spec_schema: policies::circuit_breaker,
-    },
-    CrdKind {
-        kind: "RateLimit",
-        plural: "ratelimits",
-        short_name: "lrl",
-        scope: CrdScope::Namespaced,
-        description: "Rate and concurrency limits of a service.",
-        spec_schema: policies::rate_limit,
-    },
-    CrdKind {
-        kind: "FaultInjection",
-        plural: "faultinjections",
-        short_name: "lfi",
-        scope: CrdScope::Namespaced,
-        description: "Injection of delays and errors.",
-        spec_schema: policies::fault_injection,
-    },
-    CrdKind {
-        kind: "LoadBalancing",
-        plural: "loadbalancings",
-        short_name: "llb",
-        scope: CrdScope::Namespaced,
-        description: "Load-balancing algorithm for the endpoints of a service.",
-        spec_schema: policies::load_balancing,
-    },
-    CrdKind {
-        kind: "Hedging",
-        plural: "hedgings",
-        short_name: "lhg",
-        scope: CrdScope::Namespaced,
-        description: "Hedging: delay before a request is also sent to a second endpoint.",
-        spec_schema: policies::hedging,
-    },
-    CrdKind {
-        kind: "ExternalAuthorization",
-        plural: "externalauthorizations",
-        short_name: "lea",
-        scope: CrdScope::Namespaced,
-        description: "Requests that an external authorization service checks.",
-        spec_schema: policies::external_authorization,
-    },
-    CrdKind {
-        kind: "JwtValidation",
-        plural: "jwtvalidations",
-        short_name: "ljv",
-        scope: CrdScope::Namespaced,
-        description: "Optional or required JSON web tokens of requests.",
-        spec_schema: policies::jwt_validation,
-    },
-    CrdKind {
-        kind: "TagRoute",
-        plural: "tagroutes",
-        short_name: "ltr",
-        scope: CrdScope::Namespaced,
-        description: "Routing of requests to instances of a service by tags.",
-        spec_schema: tags::tag_route,
-    },
-    CrdKind {
-        kind: "Lane",
-        plural: "lanes",
-        short_name: "lln",
-        scope: CrdScope::Namespaced,
-        description: "Headers that mark requests on arrival at a service.",
-        spec_schema: tags::lane,
-    },
-    CrdKind {
-        kind: "SermantRouteRule",
-        plural: "sermantrouterules",
-        short_name: "lsrr",
-        scope: CrdScope::Namespaced,
-        description: "Tag rules in the format of Sermant.",
-        spec_schema: tags::sermant_route_rule,
-    },
-];
 
 /// The API group of policies of OSM and osm-edge.
 pub(super) const OSM_GROUP: &str = "policy.openservicemesh.io";

@@ -1,6 +1,9 @@
 //! Tests of the installation as a whole.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+
+use leno_model::KIND_DEFINITIONS;
 
 use super::*;
 
@@ -92,6 +95,24 @@ fn the_schemas_match_the_golden_file() {
         .collect();
     let text = format!("{:#}\n", Value::Object(schemas));
     expect_test::expect_file!["golden/schemas.json"].assert_eq(&text);
+}
+
+#[test]
+fn the_schemas_for_editors_match_the_definitions() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/schemas");
+    let mut expected_files = BTreeSet::new();
+    for (path, schema) in KIND_DEFINITIONS.iter().flat_map(manifest_schemas) {
+        let file = directory.join(&path);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        expect_test::expect_file![&file].assert_eq(&format!("{schema:#}\n"));
+        expected_files.insert(path);
+    }
+    for group in std::fs::read_dir(&directory).unwrap().map(Result::unwrap) {
+        for file in std::fs::read_dir(group.path()).unwrap().map(Result::unwrap) {
+            let path = file.path().strip_prefix(&directory).unwrap().to_str().unwrap().to_owned();
+            assert!(expected_files.contains(&path), "{path} belongs to no kind");
+        }
+    }
 }
 
 /// An empty list of an AccessPolicy is ambiguous between no match and any match: the registry rejects it in a

@@ -1,5 +1,6 @@
 //! Schemas: the values that a field of a manifest may have, with bounds, defaults and descriptions.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// The values that a manifest may contain at one place.
@@ -10,10 +11,13 @@ pub enum Schema {
     /// A whole number from `min` to `max`.
     Integer {
         /// The smallest number.
-        min: u32,
+        min: i64,
         /// The largest number.
-        max: u32,
+        max: i64,
     },
+    /// A percentage above 0, up to 100, with at most four decimals, such as `12.5`. Its value is a whole number of parts per
+    /// million.
+    Percentage,
     /// A duration from `min` to `max`, such as `1h30m`, `5s` or `100ms`.
     Duration {
         /// The shortest duration.
@@ -38,25 +42,60 @@ pub enum Schema {
     },
     /// A map with fixed keys.
     Map(&'static MapSchema),
+    /// A map with any keys.
+    Entries {
+        /// The schema of each key.
+        key: &'static TextSchema,
+        /// The schema of each value.
+        value: &'static Schema,
+        /// The minimum number of entries in a map that is present: 0 or 1.
+        min: usize,
+        /// The maximum number of entries.
+        max: usize,
+    },
+    /// A value that the reader of the kind reads.
+    Any,
+    /// A scalar of one schema, or a map or list of another one.
+    Either {
+        /// The schema of scalars.
+        scalar: &'static Schema,
+        /// The schema of maps and lists.
+        collection: &'static Schema,
+    },
 }
 
 /// The valid texts of a field.
 #[derive(Debug)]
 pub struct TextSchema {
-    /// The maximum length in bytes, which `check` enforces as well.
+    /// The maximum length in bytes.
     pub max_bytes: usize,
+    /// The form of the text in manifests and messages.
+    pub form: TextForm,
     /// A regular expression for the schemas of Kubernetes and editors, if a simple one expresses most of the rule. It matches
     /// every valid text.
     pub pattern: Option<&'static str>,
-    /// Returns the problem of an invalid text.
+    /// Returns the problem of an invalid text, apart from its length.
     pub check: fn(&str) -> Result<(), TextProblem>,
+}
+
+/// The form of a text in manifests and messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextForm {
+    /// A text. A number in its place is rejected, because its author may expect the meaning of a number.
+    Plain,
+    /// A text, or a number or boolean as written, such as an argument of a command.
+    Literal,
+    /// A URL. Messages hide a password in it.
+    Url,
+    /// A regular expression. The reader compiles it.
+    Regex,
 }
 
 /// The problem of an invalid text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextProblem {
     /// A predicate about the text, such as `is not a method`.
-    pub problem: &'static str,
+    pub problem: Cow<'static, str>,
     /// The remedy.
     pub remedy: Remedy,
 }
@@ -65,7 +104,7 @@ pub struct TextProblem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remedy {
     /// An imperative, such as `use one such as GET`.
-    Hint(&'static str),
+    Hint(Cow<'static, str>),
     /// The text that its author probably means.
     Replacement(String),
 }
@@ -77,6 +116,10 @@ pub struct MapSchema {
     pub members: &'static [Member],
     /// Rules about several fields.
     pub rules: &'static [MapRule],
+    /// A field and its value, for the proposal of a map in place of a scalar: `/a` becomes `{type: PathPrefix, value: /a}`.
+    pub example: Option<(&'static str, &'static str)>,
+    /// Returns the problem of some texts in place of the map, such as a text that belongs in one of its fields.
+    pub text_problem: Option<fn(&str) -> Option<TextProblem>>,
 }
 
 /// A member of a map.
@@ -132,11 +175,63 @@ pub enum MapRule {
     },
 }
 
+impl MapRule {
+    /// Returns the fields of which exactly one is present, if that is the rule.
+    #[must_use]
+    pub const fn alternatives(&self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::ExactlyOne { fields, .. } => Some(*fields),
+            Self::Cel { .. } => None,
+        }
+    }
+}
+
 impl TextProblem {
     /// Returns a problem with a hint.
     #[must_use]
-    pub const fn new(problem: &'static str, hint: &'static str) -> Self {
-        Self { problem, remedy: Remedy::Hint(hint) }
+    pub fn new(problem: impl Into<Cow<'static, str>>, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self { problem: problem.into(), remedy: Remedy::Hint(hint.into()) }
+    }
+}
+
+impl TextSchema {
+    /// Returns the schema of texts of at most this length, which pass a check.
+    #[must_use]
+    pub const fn new(max_bytes: usize, check: fn(&str) -> Result<(), TextProblem>) -> Self {
+        Self { max_bytes, form: TextForm::Plain, pattern: None, check }
+    }
+
+    /// Returns the schema of all texts of at most this length.
+    #[must_use]
+    pub const fn bounded(max_bytes: usize) -> Self {
+        Self::new(max_bytes, |_| Ok(()))
+    }
+
+    /// Validates a text by the check, and then by its length.
+    ///
+    /// # Errors
+    /// The problem of an invalid text.
+    pub fn validate(&self, text: &str) -> Result<(), TextProblem> {
+        (self.check)(text)?;
+        match text.len() <= self.max_bytes {
+            true => Ok(()),
+            false => {
+                let hint = format!("use at most {} bytes", self.max_bytes);
+                Err(TextProblem::new("is too long", hint))
+            }
+        }
+    }
+
+    /// Sets the regular expression for the schemas of Kubernetes and editors.
+    #[must_use]
+    pub const fn with_pattern(self, pattern: &'static str) -> Self {
+        Self { pattern: Some(pattern), ..self }
+    }
+
+    /// Sets the form.
+    #[must_use]
+    pub const fn with_form(self, form: TextForm) -> Self {
+        Self { form, ..self }
     }
 }
 
@@ -200,13 +295,19 @@ pub const fn duration(text: &str) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// The schema of a text without a rule. Fields have a narrower one, because their length must be bounded.
-pub(super) const ANY_TEXT: TextSchema =
-    TextSchema { max_bytes: usize::MAX, pattern: None, check: |_| Ok(()) };
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_has_a_maximum_length() {
+        let schema = TextSchema::bounded(2);
+        assert_eq!(schema.validate("ab"), Ok(()));
+        assert_eq!(
+            schema.validate("abc"),
+            Err(TextProblem::new("is too long", "use at most 2 bytes"))
+        );
+    }
 
     #[test]
     fn bounds_of_durations_have_units() {

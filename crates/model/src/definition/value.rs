@@ -1,10 +1,9 @@
 //! Values of manifests that match a schema, and their conversion to the basic types.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{Definition, ManifestBuilder, Schema, TextProblem};
-use crate::name::Name;
+use super::{Definition, ManifestBuilder, Schema};
 
 /// A value that a reader found at one place of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,17 +15,21 @@ pub enum ManifestValue {
     /// `true` or `false`.
     Boolean(bool),
     /// A whole number.
-    Integer(u32),
+    Integer(i64),
     /// A duration.
     Duration(Duration),
     /// A text.
     Text(String),
+    /// A value of [`Schema::Any`].
+    Any,
     /// The index of a word in [`Schema::Choice`].
     Choice(usize),
     /// The elements of a list.
     List(Vec<ManifestValue>),
     /// The values of the members of a [`super::MapSchema`], in its order. The value of an included type is a map.
     Map(Vec<ManifestValue>),
+    /// The entries of a map with any keys, in the order of the manifest.
+    Entries(Vec<(String, ManifestValue)>),
 }
 
 impl ManifestValue {
@@ -83,7 +86,8 @@ impl Definition for bool {
 macro_rules! integer {
     ($($type:ident)*) => {$(
         impl Definition for $type {
-            const SCHEMA: Schema = Schema::Integer { min: 0, max: $type::MAX as u32 };
+            const SCHEMA: Schema =
+                Schema::Integer { min: $type::MIN as i64, max: $type::MAX as i64 };
 
             fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
                 match value {
@@ -95,7 +99,30 @@ macro_rules! integer {
     )*};
 }
 
-integer!(u8 u16 u32);
+integer!(u8 u16 u32 i32);
+
+impl Definition for i64 {
+    const SCHEMA: Schema = Schema::Integer { min: Self::MIN, max: Self::MAX };
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        match value {
+            ManifestValue::Integer(number) => Some(number),
+            _ => None,
+        }
+    }
+}
+
+/// A value that the definition of a type does not determine. The reader of the kind reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnyValue;
+
+impl Definition for AnyValue {
+    const SCHEMA: Schema = Schema::Any;
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        (value == ManifestValue::Any).then_some(Self)
+    }
+}
 
 /// Any duration; a field restricts it with `#[field(duration(…))]`.
 impl Definition for Duration {
@@ -111,7 +138,7 @@ impl Definition for Duration {
 
 /// Any text; a field restricts it with `#[field(text = …)]`.
 impl Definition for String {
-    const SCHEMA: Schema = Schema::Text(&super::schema::ANY_TEXT);
+    const SCHEMA: Schema = Schema::Text(&super::texts::ANY_TEXT);
 
     fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
         value.into_text()
@@ -159,6 +186,48 @@ impl<T: Definition> Definition for Vec<T> {
     }
 }
 
+/// The entries of a map with any keys, in the order of the manifest. The keys are different.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entries<T>(pub Vec<(String, T)>);
+
+/// An absent map is empty.
+impl<T: Definition> Definition for Entries<T> {
+    const SCHEMA: Schema = Schema::Entries {
+        key: &super::texts::ANY_TEXT,
+        value: &T::SCHEMA,
+        min: 0,
+        max: usize::MAX,
+    };
+
+    fn build(value: ManifestValue, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
+        let entries = match value {
+            ManifestValue::Absent => Vec::new(),
+            ManifestValue::Entries(entries) => entries,
+            _ => return None,
+        };
+        // All values are built, so that all violations are recorded.
+        let built: Vec<(String, Option<T>)> = entries
+            .into_iter()
+            .map(|(key, value)| {
+                let built = builder.build_entry(&key, value);
+                (key, built)
+            })
+            .collect();
+        let entries: Option<Vec<(String, T)>> =
+            built.into_iter().map(|(key, value)| Some((key, value?))).collect();
+        entries.map(Self)
+    }
+}
+
+/// An absent map is empty.
+impl<T: Definition> Definition for BTreeMap<String, T> {
+    const SCHEMA: Schema = Entries::<T>::SCHEMA;
+
+    fn build(value: ManifestValue, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
+        Entries::build(value, builder).map(|Entries(entries)| entries.into_iter().collect())
+    }
+}
+
 /// An absent set is empty. The reader rejects equal elements.
 impl<T: Definition + Ord> Definition for BTreeSet<T> {
     const SCHEMA: Schema =
@@ -167,19 +236,4 @@ impl<T: Definition + Ord> Definition for BTreeSet<T> {
     fn build(value: ManifestValue, builder: &mut ManifestBuilder<'_>) -> Option<Self> {
         Vec::build(value, builder).map(Self::from_iter)
     }
-}
-
-/// Checks a DNS-1123 subdomain.
-pub(crate) fn check_name(text: &str) -> Result<(), TextProblem> {
-    if Name::new(text).is_ok() {
-        return Ok(());
-    }
-    let hint = match text.is_ascii() {
-        true => {
-            "use 1 to 253 lower-case letters, digits, `-` or `.`, \
-             starting and ending with a letter or digit"
-        }
-        false => "use letters from a to z, digits, `-` or `.` only",
-    };
-    Err(TextProblem::new("is not a name", hint))
 }

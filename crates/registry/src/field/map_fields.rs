@@ -45,8 +45,7 @@ impl<'a> MapFields<'a> {
     pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
         let field = self.find(key);
         if field.is_none() {
-            let missing_field = Field { path: self.map.child_path(key), ..self.map.clone() };
-            missing_field.reject("is missing", format!("add `{key}`"));
+            self.map.absent_child(key).reject("is missing", format!("add `{key}`"));
         }
         field
     }

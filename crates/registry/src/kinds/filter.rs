@@ -2,14 +2,15 @@
 
 use std::net::IpAddr;
 
+use leno_model::literal_path::LITERAL_PATH;
 use leno_model::{
-    BackendEdits, Header, HeaderEdits, Name, PathEdit, PathMatch, Redirect, RequestMatch,
-    RuleActions, Scheme, UrlRewrite,
+    BackendEdits, EDITABLE_HEADER, HEADER_VALUE, Header, HeaderEdits, Name, PathEdit, PathMatch,
+    Redirect, RequestMatch, RuleActions, Scheme, UrlRewrite,
 };
 
-use super::literal_path::read_literal_path;
 use super::{cors, mirror};
 use crate::field::{Field, MapFields};
+use crate::schema_reader::read_text;
 
 /// The kind of the route that contains a filter. A `GRPCRoute` has no redirect, rewrite, or CORS filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,9 +181,7 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
     let edits = HeaderEdits {
         set: fields.read_each("set", MAX_HEADERS, read_header),
         add: fields.read_each("add", MAX_HEADERS, read_header),
-        remove: fields.read_each("remove", MAX_HEADERS, |field| {
-            read_editable_header(field, field.read_text()?)
-        }),
+        remove: fields.read_each("remove", MAX_HEADERS, read_editable_header),
     };
     let header_names =
         edits.set.iter().chain(&edits.add).map(|header| &header.name).chain(&edits.remove);
@@ -203,40 +202,14 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
 /// Reads the name and the value of a header that a filter sets or adds.
 pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
     let fields = element.read_fields(&["name", "value"])?;
-    let name =
-        fields.require("name").and_then(|field| read_editable_header(field, field.read_text()?));
-    let value = fields.require("value").and_then(|field| {
-        let text = field.read_text()?;
-        let is_valid =
-            HeaderEdits::is_valid_value(text) && (1..=MAX_HEADER_VALUE_BYTES).contains(&text.len());
-        if !is_valid {
-            field.reject(
-                format!("{} is not a value of a header", field.quoted_value()),
-                "use 1 to 4096 bytes, without control characters and outer spaces",
-            );
-        }
-        is_valid.then(|| text.to_owned())
-    });
+    let name = fields.require("name").and_then(read_editable_header);
+    let value = fields.require("value").and_then(|field| read_text(field, &HEADER_VALUE));
     Some(Header { name: name?, value: value? })
 }
 
-/// Returns the lower-case name of a header that a rule may modify; rejects headers of the protocol, such as `host`.
-fn read_editable_header(field: &Field<'_>, text: &str) -> Option<String> {
-    let name = text.to_ascii_lowercase();
-    if !HeaderEdits::is_valid_name(&name) || name.len() > MAX_HEADER_NAME_BYTES {
-        let problem = format!("{} is not the name of a header", field.quoted_value());
-        field.reject(problem, "use letters, digits and `-`");
-        return None;
-    }
-    if !HeaderEdits::may_edit(&name) {
-        let hint = match name.as_str() {
-            "host" => "use a URLRewrite with `hostname`",
-            _ => "remove it",
-        };
-        field.reject(format!("{name:?} is a header of the protocol and cannot be changed"), hint);
-        return None;
-    }
-    Some(name)
+/// Reads the name of a header that a rule may modify, and returns it in lower case.
+fn read_editable_header(field: &Field<'_>) -> Option<String> {
+    Some(read_text(field, &EDITABLE_HEADER)?.to_ascii_lowercase())
 }
 
 /// Reads a `RequestRedirect`. Absent parts of the location are those of the request.
@@ -300,7 +273,7 @@ fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     fields.reject_unknown(&["type", key]);
     let value = fields.require(key)?;
     if replaces_full_path {
-        return read_literal_path(value).map(PathEdit::Full);
+        return read_text(value, &LITERAL_PATH).map(PathEdit::Full);
     }
     let has_single_prefix =
         matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
@@ -312,7 +285,7 @@ fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     }
     match value.read_text()? {
         "" => Some(PathEdit::Prefix(String::new())),
-        _ => read_literal_path(value).map(PathEdit::Prefix),
+        _ => read_text(value, &LITERAL_PATH).map(PathEdit::Prefix),
     }
 }
 
@@ -324,7 +297,3 @@ const REPLACE_PREFIX: &str = "ReplacePrefixMatch";
 const MAX_FILTERS: usize = 16;
 /// Maximum number of headers per list, as in the resource's schema.
 const MAX_HEADERS: usize = 16;
-/// Maximum length of a header value in bytes.
-const MAX_HEADER_VALUE_BYTES: usize = 4096;
-/// Maximum length of a header name.
-const MAX_HEADER_NAME_BYTES: usize = 256;

@@ -4,15 +4,17 @@
 //! fields are as in an `HTTPRoute`.
 
 use leno_model::{
-    HttpRoute, PathMatch, RequestMatch, RouteKind, RouteName, RouteRule, RuleActions,
+    HeaderMatches, HttpRoute, Name, PathMatch, RequestMatch, RouteKind, RouteName, RouteRule,
+    RuleActions,
 };
 
 use super::filter::{self, RouteFamily};
 use super::http_route::{
-    MAX_MATCHES, MAX_RULES, read_backends, read_headers, read_parents, warn_about_hostnames,
+    MAX_MATCHES, MAX_RULES, read_backends, read_parents, warn_about_hostnames,
 };
 use super::{ObjectMetadata, persistence};
 use crate::field::{Field, MapFields};
+use crate::schema_reader::read_included;
 
 /// Reads the `spec` of a `GRPCRoute`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
@@ -39,7 +41,8 @@ pub(super) fn read_rules(fields: &MapFields<'_>, name: &RouteName) -> Vec<RouteR
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     let fields =
         rule.read_fields(&["name", "matches", "filters", "backendRefs", "sessionPersistence"])?;
-    let mut matches = fields.read_each("matches", MAX_MATCHES, read_match);
+    let mut matches =
+        fields.read_each("matches", MAX_MATCHES, |element| read_match(element, &route.namespace));
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
@@ -60,13 +63,13 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
 }
 
 /// Reads one of the `matches`: method and headers, both of which a call must match.
-fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
+fn read_match(element: &Field<'_>, namespace: &Name) -> Option<RequestMatch> {
     let fields = element.read_fields(&["method", "headers"])?;
     let path = match fields.find("method") {
         Some(method) => read_method(method),
         None => Some(PathMatch::Any),
     };
-    let headers = read_headers(&fields);
+    let HeaderMatches(headers) = read_included(&fields, namespace)?;
     Some(RequestMatch { path: path?, headers, ..RequestMatch::default() })
 }
 

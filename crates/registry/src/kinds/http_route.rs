@@ -6,18 +6,19 @@
 
 use std::time::Duration;
 
+use leno_model::definition::{HEADER_NAME, normalize_header_name};
 use leno_model::{
-    FieldMatch, HttpRoute, Name, PathMatch, RequestMatch, RetryRule, RouteKind, RouteName,
-    RouteParent, RouteRule, RuleActions, ServiceName, ValueMatch, WeightedBackend, is_token,
+    HttpRoute, Name, RequestMatch, RetryRule, RouteKind, RouteName, RouteParent, RouteRule,
+    RuleActions, ServiceName, WeightedBackend,
 };
 
 use super::filter::{self, RouteFamily};
-use super::literal_path::read_literal_path;
 use super::other_kinds::{DefaultKind, reject_other_kinds};
 use super::{ObjectMetadata, persistence};
 use crate::document::NodeValue;
 use crate::duration::read_duration;
 use crate::field::{Field, MapFields};
+use crate::schema_reader::{check_text, read_definition};
 
 /// Reads the `spec` of an `HTTPRoute`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
@@ -141,7 +142,9 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         "retry",
         "sessionPersistence",
     ])?;
-    let mut matches = fields.read_each("matches", MAX_MATCHES, read_match);
+    let mut matches = fields.read_each("matches", MAX_MATCHES, |element| {
+        read_definition::<RequestMatch>(element, &route.namespace)
+    });
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
@@ -184,142 +187,9 @@ pub(super) fn read_backends(
     backends
 }
 
-/// Reads one of the `matches`: path, method, headers and query parameters, all of which a request must match.
-pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
-    let fields = element.read_fields(&["path", "method", "headers", "queryParams"])?;
-    let path = match fields.find("path") {
-        Some(path) => read_path(path),
-        None => Some(PathMatch::Any),
-    };
-    let method = fields.find("method").map(|field| field.read_choice(METHODS));
-    let headers = read_headers(&fields);
-    let query = fields.read_each("queryParams", MAX_FIELD_MATCHES, read_field_match);
-    reject_repeated(&fields, "queryParams", &query);
-    Some(RequestMatch {
-        path: path?,
-        methods: method.flatten().map(str::to_owned).into_iter().collect(),
-        headers,
-        query,
-    })
-}
-
-/// Reads the header matches.
-pub(super) fn read_headers(fields: &MapFields<'_>) -> Vec<FieldMatch> {
-    let headers = fields.read_each("headers", MAX_FIELD_MATCHES, |field| {
-        let mut header = read_field_match(field)?;
-        header.name = read_header_name(field, &header.name)?;
-        Some(header)
-    });
-    reject_repeated(fields, "headers", &headers);
-    headers
-}
-
-/// Reads a path match. The type defaults to `PathPrefix`, and the value of an exact path or prefix to `/`.
-pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
-    read_path_with(path, read_literal_path)
-}
-
-/// Reads a path match like [`read_path`], but reads exact paths and prefixes with `read_literal`.
-pub(super) fn read_path_with(
-    path: &Field<'_>,
-    read_literal: impl Fn(&Field<'_>) -> Option<String>,
-) -> Option<PathMatch> {
-    let example = vec![("type", Some("PathPrefix")), ("value", None)];
-    let fields = path.read_fields_with_examples(&["type", "value"], &[example])?;
-    let match_type = match fields.find("type") {
-        Some(field) => field.read_choice(&[
-            ("Exact", PathMatchType::Exact),
-            ("PathPrefix", PathMatchType::Prefix),
-            ("RegularExpression", PathMatchType::Regex),
-        ])?,
-        None => PathMatchType::Prefix,
-    };
-    let Some(value) = fields.find("value") else {
-        return match match_type {
-            PathMatchType::Exact => Some(PathMatch::Exact("/".to_owned())),
-            PathMatchType::Prefix => Some(PathMatch::Any),
-            PathMatchType::Regex => {
-                fields.require("value")?;
-                None
-            }
-        };
-    };
-    match match_type {
-        PathMatchType::Exact => read_literal(value).map(PathMatch::Exact),
-        PathMatchType::Prefix => read_literal(value).map(normalize_prefix),
-        PathMatchType::Regex => value.read_regex().map(PathMatch::Regex),
-    }
-}
-
-/// The type of a path match.
-#[derive(Clone, Copy)]
-enum PathMatchType {
-    Exact,
-    Prefix,
-    Regex,
-}
-
-/// Normalizes a prefix: a trailing slash has no effect, and `/` matches every path.
-pub(super) fn normalize_prefix(mut path: String) -> PathMatch {
-    if path.ends_with('/') {
-        path.pop();
-    }
-    match path.is_empty() {
-        true => PathMatch::Any,
-        false => PathMatch::Prefix(path),
-    }
-}
-
-/// Reads a match of a header or query parameter.
-fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
-    let fields = element.read_fields(&["type", "name", "value"])?;
-    let is_regex = match fields.find("type") {
-        Some(field) => field.read_choice(&[("Exact", false), ("RegularExpression", true)])?,
-        None => false,
-    };
-    let name = fields.require("name").and_then(Field::read_text);
-    let value = fields.require("value").and_then(|field| match is_regex {
-        true => field.read_regex().map(ValueMatch::Regex),
-        false => Some(ValueMatch::Exact(field.read_text()?.to_owned())),
-    });
-    let name = name?;
-    if name.is_empty() || name.len() > MAX_FIELD_NAME_BYTES {
-        element.reject("has an empty name or one that is too long", "use 1 to 256 bytes");
-        return None;
-    }
-    Some(FieldMatch { name: name.to_owned(), value: value? })
-}
-
 /// Returns `name` in lower case, or `:authority` for `host`. Rejects `field` if it is not the name of a header.
 pub(super) fn read_header_name(field: &Field<'_>, name: &str) -> Option<String> {
-    let name = name.to_ascii_lowercase();
-    match name.as_str() {
-        "host" | ":authority" => Some(":authority".to_owned()),
-        _ if is_token(&name) => Some(name),
-        _ => {
-            field.reject(
-                format!("{name:?} is not the name of a header"),
-                "use letters, digits and `-`",
-            );
-            None
-        }
-    }
-}
-
-/// Rejects a second match for the same name: only the first match would apply.
-fn reject_repeated(fields: &MapFields<'_>, key: &str, matches: &[FieldMatch]) {
-    let is_repeated = |(index, field_match): (usize, &FieldMatch)| {
-        let preceding_matches = matches.iter().take(index);
-        preceding_matches.map(|other| &other.name).any(|name| *name == field_match.name)
-    };
-    if matches.iter().enumerate().any(is_repeated)
-        && let Some(field) = fields.find(key)
-    {
-        field.reject(
-            "has two entries for one name, of which only the first would apply",
-            "remove one of the two",
-        );
-    }
+    check_text(name, &HEADER_NAME, field, &format!("{name:?}")).then(|| normalize_header_name(name))
 }
 
 /// Reads a backend that receives connections. It has no filters.
@@ -426,18 +296,6 @@ fn read_max_retries(field: &Field<'_>) -> Option<u8> {
     Some(accepted_number.unwrap_or(upper_bound))
 }
 
-/// The methods of the resource's schema.
-const METHODS: &[(&str, &str)] = &[
-    ("GET", "GET"),
-    ("HEAD", "HEAD"),
-    ("POST", "POST"),
-    ("PUT", "PUT"),
-    ("DELETE", "DELETE"),
-    ("CONNECT", "CONNECT"),
-    ("OPTIONS", "OPTIONS"),
-    ("TRACE", "TRACE"),
-    ("PATCH", "PATCH"),
-];
 /// Maximum number of parents per route, as in the resource's schema.
 const MAX_PARENTS: usize = 32;
 /// Maximum number of rules per route, as in the resource's schema.
@@ -446,15 +304,11 @@ pub(super) const MAX_RULES: usize = 16;
 pub(super) const MAX_MATCHES: usize = 64;
 /// Maximum number of backends per rule, as in the resource's schema.
 pub(super) const MAX_BACKENDS: usize = 16;
-/// Maximum number of headers or query parameters per match, as in the resource's schema.
-const MAX_FIELD_MATCHES: usize = 16;
-/// Maximum length of a header or query parameter name, as in the resource's schema.
-const MAX_FIELD_NAME_BYTES: usize = 256;
 /// Maximum weight of a backend, as in the resource's schema.
 pub(super) const MAX_WEIGHT: u32 = 1_000_000;
 /// Maximum number of retry statuses: each status from 400 to 599 once.
 const MAX_RETRY_CODES: usize = 200;
 /// The default number of retries, as in Envoy.
-pub(super) const DEFAULT_RETRIES: u8 = 1;
+const DEFAULT_RETRIES: u8 = 1;
 /// The default backoff before the first retry, as in Envoy.
-pub(super) const DEFAULT_RETRY_BACKOFF: Duration = Duration::from_millis(25);
+const DEFAULT_RETRY_BACKOFF: Duration = Duration::from_millis(25);

@@ -11,23 +11,21 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use leno_model::{
-    FallbackPolicy, LaneRule, MAX_STEMS, Name, SermantRouteRule, SermantRules, ServiceName,
-    TagRouteName, TagRules, TagScope,
+    FallbackPolicy, LaneRule, MAX_STEMS, Name, SermantKey, SermantRouteRule, SermantRouteSpec,
+    SermantRules, ServiceName, TagRouteName, TagRules, TagScope,
 };
 
 use self::rule::{RulesLocation, read_caller_rule, read_flow_rule, read_lane_rule};
 use super::ObjectMetadata;
 use crate::document::{DocumentNode, NodeValue, TextPosition, parse_documents};
 use crate::field::Field;
+use crate::schema_reader::read_definition;
 
 /// Reads the `spec` of a `SermantRouteRule`. The field `rules` contains the entry's content, as text or as YAML.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<SermantRouteRule> {
-    let fields = spec.read_fields(&["compat", "key", "rules"])?;
-    let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
     let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
-    let key = fields.require("key").and_then(|field| read_key(field, &name.namespace));
-    let content = fields.require("rules")?;
-    let (key, ()) = (key?, compat?);
+    let SermantRouteSpec { key, .. } = read_definition(spec, &name.namespace)?;
+    let content = &spec.child("rules")?;
     let entries = match content.value() {
         NodeValue::Text(text) => {
             let node = parse_embedded(content, text)?;
@@ -36,35 +34,6 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Sermant
         _ => read_content(content, &key, &name),
     };
     Some(SermantRouteRule { name, entries: entries?, created: 0 })
-}
-
-/// A key of the configuration center, such as `servicecomb.routeRule.reviews`. It determines the form of the content.
-enum ConfigKey {
-    /// The documents of one service.
-    Service(ServiceName),
-    /// A map from services to documents.
-    ServiceMap,
-    /// The documents of all services without documents of their own.
-    Global,
-}
-
-/// Reads the key under which Sermant's operators publish the rules.
-fn read_key(field: &Field<'_>, namespace: &Name) -> Option<ConfigKey> {
-    let text = field.read_text()?;
-    let service = text.strip_prefix("servicecomb.routeRule.");
-    match (text, service) {
-        ("servicecomb.routeRule", _) => Some(ConfigKey::ServiceMap),
-        ("servicecomb.globalRouteRule", _) => Some(ConfigKey::Global),
-        (_, Some(service)) => read_service_name(field, service, namespace).map(ConfigKey::Service),
-        _ => {
-            field.reject(
-                format!("{} is not a key of the service-router", field.quoted_value()),
-                "use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or \
-                 `servicecomb.globalRouteRule`",
-            );
-            None
-        }
-    }
 }
 
 /// Returns the service of this namespace that a key names; rejects `field` if the text is not a service name.
@@ -130,15 +99,16 @@ fn shift_positions(node: &mut DocumentNode, text_position: TextPosition) {
 /// Reads the rules of each scope: of one service, of each service in a map, or of the whole namespace.
 fn read_content(
     content: &Field<'_>,
-    key: &ConfigKey,
+    key: &SermantKey,
     name: &TagRouteName,
 ) -> Option<Vec<(TagScope, SermantRules)>> {
     match key {
-        ConfigKey::Service(service) => {
-            let scope = TagScope::Service(service.clone(), None);
+        SermantKey::Service(service) => {
+            let service = ServiceName { namespace: name.namespace.clone(), name: service.clone() };
+            let scope = TagScope::Service(service, None);
             Some(vec![(scope, read_documents(content, DuplicatePolicy::First, name)?)])
         }
-        ConfigKey::Global => {
+        SermantKey::Global => {
             let rules = read_documents(content, DuplicatePolicy::Last, name)?;
             if !rules.lanes.is_empty() {
                 content.warn(
@@ -149,7 +119,7 @@ fn read_content(
             let rules_without_lanes = SermantRules { lanes: Vec::new(), ..rules };
             Some(vec![(TagScope::Namespace(name.namespace.clone()), rules_without_lanes)])
         }
-        ConfigKey::ServiceMap => {
+        SermantKey::ServiceMap => {
             let mut entries = Vec::new();
             for (service_text, field) in content.read_entries()? {
                 let service = read_service_name(&field, service_text, &name.namespace)?;

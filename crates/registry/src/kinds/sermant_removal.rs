@@ -5,18 +5,20 @@
 
 use std::time::Duration;
 
-use leno_model::{FailureClasses, Name, SermantCommon, SermantConfig, SermantRule};
+use leno_model::{
+    FailureClasses, Name, SermantCommon, SermantConfig, SermantRemovalSpec, SermantRule,
+};
 
 use super::service_policy::{read_number_or, read_share};
 use crate::document::{DocumentNode, parse_documents};
 use crate::field::{Field, MapFields};
+use crate::schema_reader::read_definition;
 
 /// Reads the `spec` of a `SermantRemoval`. The field `config` contains Sermant's YAML as text.
-pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
-    let fields = spec.read_fields(&["compat", "config"])?;
-    let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
-    let config = fields.require("config")?;
-    let mut nodes = match parse_documents(config.read_text()?) {
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<SermantConfig> {
+    let SermantRemovalSpec { config: text, .. } = read_definition(spec, namespace)?;
+    let config = &spec.child("config")?;
+    let mut nodes = match parse_documents(&text) {
         Ok(nodes) => nodes,
         Err(error) => {
             config.reject(error.problem, "correct the syntax");
@@ -29,7 +31,6 @@ pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
     };
     node.shift_lines(config.line().saturating_sub(1));
     let node: &DocumentNode = node;
-    compat?;
     read_config(&config.embedded_field(node))
 }
 

@@ -1,23 +1,20 @@
-//! Reads service policies by calling the module of the policy's kind. Several of these modules use the functions for
-//! targets, durations, numbers and shares. Functions return `None` for an invalid field that they have rejected.
+//! Reads service policies by the definition of the kind's rule. The kinds of other meshes have modules, which use the
+//! functions for durations, numbers and shares. Functions return `None` for an invalid field that they have rejected.
 
 use std::time::Duration;
 
 use leno_model::definition::Definition;
 use leno_model::{
-    Name, PolicyScope, PolicyTargets, RequestCheck, ServicePolicy, ServicePolicyKind,
+    FaultRules, Name, PolicyScope, RequestCheck, ServicePolicy, ServicePolicyKind,
     ServicePolicyName, ServiceRule, TargetedRule,
 };
 
 use super::upstream_rate_limit::BurstMeaning;
-use super::{
-    ObjectMetadata, circuit_breaker, external_authorization, fault_injection, jwt_validation,
-    load_balancing, rate_limit, sermant_removal, traffic_warmup, upstream_traffic_setting,
-};
+use super::{ObjectMetadata, sermant_removal, traffic_warmup, upstream_traffic_setting};
 use crate::document::NodeValue;
 use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
-use crate::schema_reader::{read_definition, read_included};
+use crate::schema_reader::read_definition;
 
 /// Reads the `spec` of a service policy of any kind. `version` is the document's `apiVersion`.
 pub(super) fn read(
@@ -27,69 +24,55 @@ pub(super) fn read(
     spec: &Field<'_>,
 ) -> Option<ServicePolicy> {
     let name = ServicePolicyName { kind, namespace: metadata.namespace, name: metadata.name };
+    let namespace = &name.namespace;
     let (scope, rule) = match kind {
         ServicePolicyKind::OutlierDetection => {
-            let (scope, rule) = read_targeted(&name.namespace, spec)?;
-            (scope, ServiceRule::OutlierDetection(rule))
+            read_targeted(namespace, spec, ServiceRule::OutlierDetection)
         }
-        ServicePolicyKind::SermantRemoval => {
-            let rule = sermant_removal::read(spec)?;
-            (PolicyScope::Namespace, ServiceRule::SermantRemoval(rule))
-        }
+        ServicePolicyKind::SermantRemoval => sermant_removal::read(namespace, spec)
+            .map(|rule| (PolicyScope::Namespace, ServiceRule::SermantRemoval(rule))),
         ServicePolicyKind::CircuitBreaker => {
-            let (scope, rule) = circuit_breaker::read(&name.namespace, spec)?;
-            (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
+            read_targeted(namespace, spec, ServiceRule::CircuitBreaker)
         }
         ServicePolicyKind::UpstreamTrafficSetting => {
             let burst_meaning = BurstMeaning::for_version(version);
-            let (scope, settings) =
-                upstream_traffic_setting::read(&name.namespace, burst_meaning, spec)?;
-            (scope, ServiceRule::UpstreamTrafficSetting(Box::new(settings)))
+            upstream_traffic_setting::read(namespace, burst_meaning, spec).map(
+                |(scope, settings)| {
+                    (scope, ServiceRule::UpstreamTrafficSetting(Box::new(settings)))
+                },
+            )
         }
-        ServicePolicyKind::RateLimit => {
-            let (scope, limits) = rate_limit::read(&name.namespace, spec)?;
-            (scope, ServiceRule::RateLimit(limits))
-        }
-        ServicePolicyKind::FaultInjection => {
-            let (scope, rules) = fault_injection::read(&name.namespace, spec)?;
-            (scope, ServiceRule::FaultInjection(rules))
-        }
+        ServicePolicyKind::RateLimit => read_targeted(namespace, spec, ServiceRule::RateLimit),
+        ServicePolicyKind::FaultInjection => read_targeted(namespace, spec, |rules: FaultRules| {
+            ServiceRule::FaultInjection(rules.into_rules())
+        }),
         ServicePolicyKind::LoadBalancing => {
-            let (scope, rule) = load_balancing::read(&name.namespace, spec)?;
-            (scope, ServiceRule::LoadBalancing(rule))
+            read_targeted(namespace, spec, ServiceRule::LoadBalancing)
         }
         // A warm-up is the slow start of new endpoints, which is a setting of load balancing.
-        ServicePolicyKind::TrafficWarmup => {
-            let (scope, rule) = traffic_warmup::read(&name, spec)?;
-            (scope, ServiceRule::LoadBalancing(rule))
-        }
-        ServicePolicyKind::Hedging => {
-            let (scope, rule) = read_targeted(&name.namespace, spec)?;
-            (scope, ServiceRule::Hedging(rule))
-        }
-        ServicePolicyKind::JwtValidation => {
-            let (scope, rule) = jwt_validation::read(&name.namespace, spec)?;
-            (scope, ServiceRule::RequestCheck(RequestCheck::Tokens(Box::new(rule))))
-        }
-        ServicePolicyKind::ExternalAuthorization => {
-            let (scope, rule) = external_authorization::read(&name.namespace, spec)?;
-            (scope, ServiceRule::RequestCheck(RequestCheck::Authorization(Box::new(rule))))
-        }
-    };
+        ServicePolicyKind::TrafficWarmup => traffic_warmup::read(&name, spec)
+            .map(|(scope, rule)| (scope, ServiceRule::LoadBalancing(rule))),
+        ServicePolicyKind::Hedging => read_targeted(namespace, spec, ServiceRule::Hedging),
+        ServicePolicyKind::JwtValidation => read_targeted(namespace, spec, |rule| {
+            ServiceRule::RequestCheck(RequestCheck::Tokens(rule))
+        }),
+        ServicePolicyKind::ExternalAuthorization => read_targeted(namespace, spec, |rule| {
+            ServiceRule::RequestCheck(RequestCheck::Authorization(rule))
+        }),
+    }?;
     // A document has no creation time; for objects of a cluster, the creation time is set later.
     Some(ServicePolicy { name, scope, rule, created: 0 })
 }
 
-/// Reads a `spec` with `targetRefs` by the definition of its rule.
-fn read_targeted<R: Definition>(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R)> {
-    let TargetedRule { targets, rule } = read_definition(spec, namespace)?;
-    Some((PolicyScope::Services(targets.into_targets()), rule))
-}
-
-/// Reads the services in `targetRefs`.
-pub(super) fn read_targets(fields: &MapFields<'_>, namespace: &Name) -> Option<PolicyScope> {
-    let targets: PolicyTargets = read_included(fields, namespace)?;
-    Some(PolicyScope::Services(targets.into_targets()))
+/// Reads a `spec` with `targetRefs` by the definition of its rule. `to_rule` makes it a rule of a service policy.
+fn read_targeted<R: Definition>(
+    namespace: &Name,
+    spec: &Field<'_>,
+    to_rule: impl FnOnce(R) -> ServiceRule,
+) -> Option<(PolicyScope, ServiceRule)> {
+    let policy: TargetedRule<R> = read_definition(spec, namespace)?;
+    let (targets, rule) = policy.into_targets_and_rule();
+    Some((PolicyScope::Services(targets), to_rule(rule)))
 }
 
 /// Reads a duration from `min` to `max`, or returns `default` if the field is absent.

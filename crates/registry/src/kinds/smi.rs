@@ -144,7 +144,7 @@ fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
 }
 
 /// Reads methods. An empty list, or one with `*`, means all methods; the result is empty then.
-pub(super) fn read_methods(fields: &MapFields<'_>) -> Vec<String> {
+fn read_methods(fields: &MapFields<'_>) -> Vec<String> {
     let mut methods: Vec<String> = Vec::new();
     let mut allows_any_method = false;
     for method in fields.read_each("methods", MAX_LIST, |field| field.read_choice(METHODS)) {

@@ -9,9 +9,9 @@ use leno_model::{
 };
 
 use super::http_route::read_header_name;
-use super::request_condition::require_exactly_one_key;
 use super::service_policy::read_duration_or;
 use crate::field::{Field, MapFields};
+use crate::schema_reader::require_exactly_one;
 
 /// Reads the field `global`: the rate limit service, and the descriptors that are sent for all requests. Returns `None`
 /// after it has recorded the problems of an invalid field.
@@ -83,7 +83,7 @@ fn read_descriptor(descriptor: &Field<'_>, base_match: &RequestMatch) -> Option<
 fn read_entry(entry: &Field<'_>, request_match: &mut RequestMatch) -> Option<DescriptorEntry> {
     let entry_types = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
     let entry_fields = entry.read_fields(&entry_types)?;
-    let entry_type = require_exactly_one_key(&entry_fields, &entry_types)?;
+    let entry_type = require_exactly_one(&entry_fields, &entry_types, "type")?;
     let type_field = entry_fields.find(entry_type)?;
     let (default_key, value, type_fields) = match entry_type {
         "genericKey" => {
@@ -129,7 +129,7 @@ fn read_header_match(header: &Field<'_>) -> Option<FieldMatch> {
         .read_fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
     let name_field = fields.require("name")?;
     let name = read_header_name(name_field, name_field.read_text()?)?;
-    let match_key = require_exactly_one_key(&fields, &MATCH_KEYS)?;
+    let match_key = require_exactly_one(&fields, &MATCH_KEYS, "match")?;
     let match_field = fields.find(match_key)?;
     let read_escaped_text = || match_field.read_text().map(regex::escape);
     let value = match match_key {

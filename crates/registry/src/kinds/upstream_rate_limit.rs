@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use leno_model::{Descriptor, FixedResponse, PathMatch, Rate, RateLimitKey, RateLimits, RateRule};
+use leno_model::{
+    Descriptor, FixedResponse, Header, PathMatch, Rate, RateLimitKey, RateLimits, RateRule,
+};
 
-use super::response::read_headers;
+use super::filter::read_header;
 use super::upstream_global_limit::{path_pattern_match, read_descriptors, read_global_limit};
 use crate::field::{Field, MapFields};
 
@@ -197,7 +199,7 @@ fn read_request_limit(
         },
         None => None,
     };
-    let headers = read_headers(&fields, "responseHeadersToAdd");
+    let headers = read_response_headers(&fields);
     Some(RateRule {
         name,
         requests: Vec::new(),
@@ -207,6 +209,20 @@ fn read_request_limit(
         stop: false,
         response: FixedResponse { status, body: None, headers },
     })
+}
+
+/// Reads `responseHeadersToAdd`, each name at most once.
+fn read_response_headers(fields: &MapFields<'_>) -> Vec<Header> {
+    let key = "responseHeadersToAdd";
+    let headers = fields.read_each(key, MAX_HEADERS, read_header);
+    let is_repeated = |(index, header): (usize, &Header)| {
+        headers.iter().take(index).any(|previous| previous.name == header.name)
+    };
+    if let (Some(field), true) = (fields.find(key), headers.iter().enumerate().any(is_repeated)) {
+        field
+            .reject("has two headers with the same name", "join their values, separated by commas");
+    }
+    headers
 }
 
 /// Reads the number of tokens from the field `key`, the period from `unit`, and the capacity of the bucket from
@@ -230,3 +246,5 @@ const UNITS: &[(&str, Duration)] = &[
 ];
 /// Maximum number of `httpRoutes`, which are paths with their own limits.
 const MAX_ROUTES: usize = 64;
+/// Maximum number of headers per response, the same as for route rules.
+const MAX_HEADERS: usize = 16;

@@ -2,20 +2,17 @@
 
 use std::time::Duration;
 
+use leno_model::fixed_response::BODY;
 use leno_model::{
     CircuitBreaker, FailureClasses, FixedResponse, Name, PolicyScope, RequestThreshold,
     RouteParent, ServiceName, SlowRequests, TripConditions, UpstreamTrafficSettings,
 };
 
-use super::circuit_breaker::{
-    MAX_DURATION, MAX_REQUEST_COUNT, MIN_OPEN_DURATION, MIN_WINDOW, read_connect_timeout,
-    read_slow_threshold,
-};
-use super::response::read_body;
 use super::service_policy::{read_optional_limit, read_share};
 use super::upstream_rate_limit::{self, BurstMeaning};
 use crate::duration::read_duration_within;
 use crate::field::{Field, MapFields};
+use crate::schema_reader::read_text;
 
 /// Reads the `spec` of an `UpstreamTrafficSetting`: its service, the circuit breaker, and the rate limits.
 pub(super) fn read(
@@ -48,7 +45,8 @@ fn read_connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
         circuit_breaker.limits.connections =
             read_optional_limit(&tcp_fields, "maxConnections", 0)?.filter(is_bounded);
         if let Some(field) = tcp_fields.find("connectTimeout") {
-            circuit_breaker.connect_timeout = Some(read_connect_timeout(field)?);
+            circuit_breaker.connect_timeout =
+                Some(read_duration_within(field, MIN_DURATION, MAX_CONNECT_TIMEOUT)?);
         }
     }
     if let Some(field) = fields.find("http") {
@@ -131,7 +129,10 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
         }
         None => DEFAULT_STATUS,
     };
-    let body = read_body(&fields, "degradedResponseContent")?;
+    let body = match fields.find("degradedResponseContent") {
+        Some(field) => read_text(field, &BODY)?,
+        None => DEFAULT_BODY.to_owned(),
+    };
     let window = window?;
     let trip = TripConditions {
         failures: FailureClasses {
@@ -151,9 +152,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
         open_duration: open_duration?,
         half_open_requests: 1,
     };
-    let response_body = body.unwrap_or_else(|| DEFAULT_BODY.to_owned());
-    let response =
-        FixedResponse { status: Some(status), body: Some(response_body), headers: Vec::new() };
+    let response = FixedResponse { status: Some(status), body: Some(body), headers: Vec::new() };
     Some((trip, response))
 }
 
@@ -165,7 +164,7 @@ fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
             if threshold == RequestThreshold::default() {
                 field.reject("has no effect alone", "add `slowRatioThreshold`, or remove it");
             }
-            read_slow_threshold(field)?
+            read_duration_within(field, MIN_DURATION, MAX_DURATION)?
         }
         None => DEFAULT_SLOW_THRESHOLD,
     };
@@ -238,3 +237,15 @@ const DEFAULT_STATUS: u16 = 409;
 const DEFAULT_BODY: &str = "Coming soon ...";
 /// The schema's default duration from which a response counts as slow.
 const DEFAULT_SLOW_THRESHOLD: Duration = Duration::from_secs(5);
+/// Minimum connect timeout and slow threshold.
+const MIN_DURATION: Duration = Duration::from_millis(1);
+/// Minimum length of the window: in a shorter window, most buckets would have no requests.
+const MIN_WINDOW: Duration = Duration::from_millis(100);
+/// Minimum time that the circuit stays open.
+const MIN_OPEN_DURATION: Duration = Duration::from_millis(10);
+/// Maximum connect timeout.
+const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Maximum window, open duration and slow threshold.
+const MAX_DURATION: Duration = Duration::from_secs(24 * 3600);
+/// Maximum value of the fields that count requests.
+const MAX_REQUEST_COUNT: u32 = 1_000_000;

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_model::{
-    HttpGet, Name, OutboundListener, Protocol, RunOptions, RunUser, ServiceAccount, ServiceName,
-    Weight, Workload, WorkloadName, WorkloadPort,
+    AdmissionSettings, HttpGet, Name, OutboundListener, Protocol, RunOptions, RunUser,
+    ServiceAccount, ServiceName, Weight, Workload, WorkloadName, WorkloadPort,
 };
 
 use super::ObjectMetadata;
-use super::mesh_config::read_admission;
 use super::service_policy::read_number_or;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
+use crate::schema_reader::read_included;
 
 /// Reads the `spec` of a `Workload`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workload> {
@@ -27,7 +27,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
         None => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
     };
     let ports = read_ports(&fields);
-    let admission = read_admission(&fields);
+    let admission: Option<AdmissionSettings> = read_included(&fields, &metadata.namespace);
     let run = fields.find("run").map(read_command).unwrap_or_default();
     let run_options = Box::new(read_run_options(&fields, &ports));
     let account = account.filter(|name| check_account(&fields, &metadata.namespace, name));

@@ -75,26 +75,26 @@ fn ambiguous_policies_are_rejected() {
         ],
         &expect![[r#"
             spec: has no rules; add `deny` or `allow`
-            spec.deny: is empty, which is ambiguous; add an element, or omit it for no such rule
-            spec.allow: is empty, which is ambiguous; add an element, or omit it for no such rule
-            spec.allow: is empty, which is ambiguous; add an element, or omit it for no such rule
-            spec.deny[0].requests[0].methods: is empty, which is ambiguous; add an element, or leave it out for all methods
-            spec.deny[0].requests[0].headers: is empty, which is ambiguous; add an element, or leave it out for any
-            spec.serviceAccounts: is empty, which is ambiguous; add an element, or leave it out for all workloads of the namespace
+            spec.deny: is empty, which is ambiguous; add an element, or omit it for no deny rules
+            spec.allow: is empty, which is ambiguous; add an element, or omit it for no allow rules
+            spec.allow: is empty, which is ambiguous; add an element, or omit it for no allow rules
+            spec.deny[0].requests[0].methods: is empty, which is ambiguous; add an element, or omit it for all methods
+            spec.deny[0].requests[0].headers: is empty, which is ambiguous; add an element, or omit it for no conditions on headers
+            spec.serviceAccounts: is empty, which is ambiguous; add an element, or omit it for all workloads of the namespace
             spec.deny[0].from: is empty, which is ambiguous; add an element, or omit it for all clients
             spec.deny[0].from[0]: names no client; add `namespace` or `serviceAccount`
             spec.deny[0].from[0].serviceAccount: "Web" is not a pattern of names; use lower-case letters, digits, `-`, `.`, and `*` for any characters
             spec.deny[0].from[0].account: is an unknown field; remove it, or use `namespace` or `serviceAccount`
             spec.deny[0].from[0]: names no client; add `namespace` or `serviceAccount`
-            spec.deny[0].requests: is empty, which is ambiguous; add an element, or omit it for all requests
+            spec.deny[0].requests: is empty, which is ambiguous; add an element, or omit it for all requests and opaque bytes
             spec.deny[0].requests[0]: has no condition for requests; add `methods`, `path` or `headers`
-            spec.deny[0].requests[0].methods: is empty, which is ambiguous; add an element, or leave it out for all methods
+            spec.deny[0].requests[0].methods: is empty, which is ambiguous; add an element, or omit it for all methods
             spec.deny[0].requests[0].method: is an unknown field; did you mean `methods`? Its value is "GET", not a list: write a list, each element after `- `
             spec.deny[0].requests[0].path.value: "/%61" has escapes or parameters, but deny rules match decoded paths; did you mean `/a`?
             spec.deny[0].requests[0].path.value: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
-            spec.deny[0].ports: is empty, which is ambiguous; add an element, or leave it out for all ports
+            spec.deny[0].ports: is empty, which is ambiguous; add an element, or omit it for all ports
             spec.deny[0].ports[0]: 0 is out of range; use a number from 1 to 65535
-            spec.allow[0]: its name is used by another rule; use another name
+            spec.allow[0].name: is the name of another rule; use another name
         "#]],
     );
 }

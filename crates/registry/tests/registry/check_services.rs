@@ -120,17 +120,17 @@ fn invalid_check_services_are_rejected() {
         "ExternalAuthorization",
         &specs,
         &expect![[r#"
-            spec: is incomplete; set one of `service`, `url`
+            spec: has no server; add `service` or `url`
             spec: has `service` and `url` together; keep one of them
             spec.url: "a:1" is not a valid server: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:9000`
             spec.url: "http://a:1/check" is not a valid server: a path may contain only visible characters without `?` and `#`, and gRPC has no path; correct it, as in `http://127.0.0.1:9000`
             spec.service.port: is missing; add `port`
             spec.timeout: "2m" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
             spec.failureMode: "open" is not a supported value; use `deny` or `allow`
-            spec.matches: is empty, which is ambiguous; add an element, or leave it out for all requests
+            spec.matches: is empty, which is ambiguous; add an element, or omit it for all requests
             spec.headers[0]: "a b" is not the name of a header; use letters, digits and `-`
             spec.headers[1]: is listed twice; remove one of the two
-            spec.contextExtensions: is a list, not a map; write `NAME: TEXT`
+            spec.contextExtensions: is a list, not a map; write a map of names and values
             spec.tokens: is an unknown field; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `failureMode`, `matches`, `headers`, `contextExtensions` or `body`
             spec.body: is true, not a map; write a map, such as {allowPartialMessage: true}
             spec.body.maxRequestBytes: 1048577 is out of range; use a number from 1 to 1048576
@@ -168,14 +168,14 @@ fn invalid_descriptors_are_rejected() {
         "RateLimit",
         &specs,
         &expect![[r#"
-            spec.global: is incomplete; set one of `service`, `url`
+            spec.global: has no server; add `service` or `url`
             spec.global.domain: is missing; add `domain`
             spec.global.descriptors: is missing; add `descriptors`
             spec.global.descriptors: is missing; add `descriptors`
-            spec.global.descriptors: is empty; add a descriptor
+            spec.global.descriptors: is empty; add an element
             spec.global.descriptors[0].entries: is missing; add `entries`
-            spec.global.descriptors[0].entries: is empty; add an entry, such as `{key: client, from: client}`
-            spec.global.descriptors[0].entries[0]: is incomplete; set one of `value`, `header`, `from`
+            spec.global.descriptors[0].entries: is empty; add an element
+            spec.global.descriptors[0].entries[0]: has no value; add `value`, `header` or `from`
             spec.global.descriptors[0].entries[0]: has `value` and `from` together; keep one of them
             spec.global.descriptors[0].entries[0].from: "query" is not a supported value; use `client`, `path`, `method` or `address`
             spec.global.descriptors[0].entries[0].key: is missing; add `key`

@@ -60,7 +60,7 @@ fn fault_injections_without_effect_are_rejected() {
         &specs,
         &expect![[r#"
             spec.rules: is missing; add `rules`
-            spec.rules: is empty; add a rule, or remove the policy
+            spec.rules: is empty; add an element
             spec.rules[0]: injects no fault; add `delay` or `abort`
             spec.rules[0].delay.fixedDelay: is missing; add `fixedDelay`
             spec.rules[0].delay.fixedDelay: "0s" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
@@ -72,7 +72,7 @@ fn fault_injections_without_effect_are_rejected() {
             spec.rules[0].abort.httpStatus: has no body; use a status that permits a body, such as 503
             spec.rules[0].abort.httpStatus: 600 is out of range; use a number from 200 to 599
             spec.rules[0].abort.grpcStatus: "OK" is not a supported value; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
-            spec.rules[0].matches: is empty, which is ambiguous; add an element, or leave it out for all requests
+            spec.rules[0].matches: is empty, which is ambiguous; add an element, or omit it for all requests
         "#]],
     );
 }
@@ -144,9 +144,9 @@ fn options_of_other_algorithms_are_rejected() {
             spec.choiceCount: 1 is out of range; use a number from 2 to 16
             spec.choiceCount: requires PeakEwma or LeastRequest; remove it, or use one of these
             spec.key: requires RingHash or Maglev; remove it, or use one of these
-            spec.key: is missing; add `key`
-            spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
-            spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
+            spec: has no `key`, which RingHash and Maglev require; add `key`
+            spec.key: has no key; add `header`, `cookie` or `source`
+            spec.key: has `header` and `cookie` together; keep one of them
             spec.key.cookie: "a b" is not the name of a cookie; use letters, digits and `-`
             spec.key.source: has no key; use `source: true`, or another key
             spec.warmup: is not supported with a key, which selects its endpoint regardless of age; remove it, or use another algorithm
@@ -198,7 +198,7 @@ fn hedgings_without_effect_are_rejected() {
             spec.after: is missing; add `after`
             spec.after: "0s" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
             spec.after: "61s" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
-            spec.methods: is empty; add an element
+            spec.methods: is empty, which is ambiguous; add an element, or omit it for GET, HEAD, OPTIONS, TRACE, PUT and DELETE
             spec.methods[0]: "get" is not a method that can be sent twice; use one such as GET or POST
             spec.methods[0]: "CONNECT" is not a method that can be sent twice; use one such as GET or POST
             spec.methods[1]: is listed twice; remove one of the two

@@ -121,10 +121,12 @@ fn token_settings_without_effect_are_rejected() {
         &specs,
         &expect![[r#"
             spec.issuers: is missing; add `issuers`
-            spec.issuers: names no issuer; add an issuer
+            spec.issuers: is empty; add an element
             spec.issuers[0].jwks: is missing; add `jwks`
-            spec.issuers[0].jwks: is incomplete; set one of `inline`, `file`, `url`
+            spec.issuers[0].jwks: has no keys; add `inline`, `file` or `url`
             spec.issuers[0].jwks: has `inline` and `url` together; keep one of them
+            spec.issuers[0].jwks.url: "b" is not a valid JWKS endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy the content of the issuer's `jwks_uri`
             spec.issuers[0].jwks.url: "b" is not a valid JWKS endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.url: "https://a#b" is not a valid JWKS endpoint: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.refreshInterval: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
@@ -133,15 +135,15 @@ fn token_settings_without_effect_are_rejected() {
             spec.issuers[0].jwks.file: ".." is not the path of a file; name one
             spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy the content of the issuer's `jwks_uri`
             spec.issuers[0].jwks.inline: has no public key: only keys with the `kty` RSA, EC or OKP can verify tokens; copy the content of the issuer's `jwks_uri`
-            spec.issuers[0].audiences: is empty, which is ambiguous; add an element, or leave it out for any
-            spec.issuers[0].from[0]: is incomplete; set one of `header`, `query`
+            spec.issuers[0].audiences: is empty, which is ambiguous; add an element, or omit it for any audience
+            spec.issuers[0].from[0]: has no location; add `header` or `query`
             spec.issuers[0].from[0]: has `header` and `query` together; keep one of them
             spec.issuers[0].from[0].prefix: requires `header`; remove it
-            spec.issuers[0].clockSkew: "2h" is out of range; use a time with a unit, from 0ms to 1h, such as "5s"
+            spec.issuers[0].clockSkew: "2h" is out of range; use a time with a unit, from 0s to 1h, such as "5s"
             spec.issuers[0].maxAge: "0s" is out of range; use a time with a unit, from 1s to 8784h, such as "5s"
             spec.issuers[0].requireExpiration: 1 is neither true nor false; use true or false
             spec.issuers[0].claimToHeaders[0].header: "content-length" is a header of the protocol; use another header, such as `x-user`
-            spec.issuers[0].claimToHeaders: has two claims in one header; use another header for one of them
+            spec.issuers[0].claimToHeaders[1]: has the header of another claim; use another header for one of them
             spec.issuers[0].algorithms: is an unknown field; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `clockSkew`, `requireExpiration`, `maxAge`, `claimToHeaders` or `forwardOriginalToken`
             spec: has both `required` and `requiredFor`; keep one of them
             spec.issuers[1]: is listed twice; remove one of the two
@@ -163,9 +165,9 @@ fn empty_claims_are_rejected() {
         "AccessPolicy",
         &specs,
         &expect![[r#"
-            spec.allow[0].claims: is empty; name a claim, or leave it out
+            spec.allow[0].claims: is empty, which is ambiguous; add an element, or omit it for no required claims
             spec.allow[0].claims: is a list, not a map; write a map of names and values
-            spec.allow[0].claims.groups: is empty, which is ambiguous; add an element, or leave the claim out
+            spec.allow[0].claims.groups: is empty; add an element
             spec.allow[0].claims.groups: is "writers", not a list; write a list, each element after `- `
             spec.deny[0].claims.groups[0]: 1 is a number, not text; write "1" in quotes
         "#]],

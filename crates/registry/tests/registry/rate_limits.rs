@@ -140,16 +140,16 @@ fn rate_limits_without_effect_are_rejected() {
             spec.rules[0].key: "peer" is not a supported value; use `client`
             spec.rules[0].key.header: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].maxKeys: 0 is out of range; use a number from 1 to 100000
-            spec.rules[0].matches: is empty, which is ambiguous; add an element, or leave it out for all requests
+            spec.rules[0].matches: is empty, which is ambiguous; add an element, or omit it for all requests
             spec.rules[0].from[0]: names no client; add `namespace` or `serviceAccount`
             spec.rules[0].response.status: 200 is out of range; use a number from 400 to 599
             spec.rules[0].response.headers[0].name: "host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
-            spec.rules[0].response.headers: has two headers with the same name; join their values, separated by commas
-            spec.rules[1]: its name is used by another rule; use another name
+            spec.rules[0].response.headers[1]: has the name of another header; join their values, separated by commas
+            spec.rules[1]: has the name of another rule; use another name
             spec.concurrency.requests: is missing; add `requests`
             spec.concurrency.requests: 0 is out of range; use a number from 1 to 1000000
-            spec.concurrency.adaptive.minConcurrency: 6 is out of range; use a number from 1 to 5
-            spec.concurrency.adaptive.minConcurrency: 0 is out of range; use a number from 1 to 5
+            spec.concurrency.adaptive.minConcurrency: 6 is above `requests`, 5; lower it, or raise `requests`
+            spec.concurrency.adaptive.minConcurrency: 0 is out of range; use a number from 1 to 1000000
             spec.concurrency.adaptive.latencyTolerancePercent: 1001 is out of range; use a number from 1 to 1000
             spec.concurrency.response.status: 200 is out of range; use a number from 400 to 599
         "#]],

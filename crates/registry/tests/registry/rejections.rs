@@ -295,7 +295,7 @@ fn empty_floors_and_settings_below_the_floor_are_rejected() {
             4:22: MeshConfig x: spec.floor.mtls: "permissive" is not a supported value; use `strict`
             4:27: MeshConfig x: spec.floor.injection: "enabled" is not a supported value; use `required`
             4:28: MeshConfig x: spec.floor.exclusions: "allow" is not a supported value; use `forbidden`
-            4:31: MeshConfig x: spec.floor.sidecarImages: permits no image; name repositories, or remove it
+            4:31: MeshConfig x: spec.floor.sidecarImages: is empty, which is ambiguous; add an element, or omit it for any image
             4:32: MeshConfig x: spec.floor.sidecarImages[0]: "r.example/leno:0.1" has a tag or a digest; use the repository: r.example/leno
             4:54: MeshConfig x: spec.floor.sidecarImages[1]: "r.example/leno@sha256:00" has a tag or a digest; use the repository: r.example/leno
             4:82: MeshConfig x: spec.floor.sidecarImages[2]: "a b" is not a repository; use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below
@@ -341,7 +341,7 @@ fn invalid_observability_settings_are_rejected() {
             4:17: MeshConfig x: spec.tracing.export: is missing; add `export`
             4:28: MeshConfig x: spec.tracing.sampling: 1 is not a percentage; did you mean `1%`?
             4:28: MeshConfig x: spec.tracing.sampling: "101%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
-            4:26: MeshConfig x: spec.tracing.export: is incomplete; set one of `otlp`, `zipkin`
+            4:26: MeshConfig x: spec.tracing.export: has no collector; add `otlp` or `zipkin`
             4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` together; keep one of them
             4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "ftp://c:4318" is not a valid endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
             4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is not a valid endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
@@ -470,8 +470,8 @@ fn unsupported_http_routes_are_rejected() {
             spec.rules[0].filters[0].urlRewrite.path.replaceFullPath: "a" does not start with `/`; use a path such as "/ratings"
             spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which requires a rule with a single match of the type PathPrefix; use one match with a path of the type PathPrefix
             spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which requires a rule with a single match of the type PathPrefix; use one match with a path of the type PathPrefix
-            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
-            spec.rules[0].filters[0].responseHeaderModifier.remove[0]: "transfer-encoding" is a header of the protocol and cannot be changed; remove it
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "Host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
+            spec.rules[0].filters[0].responseHeaderModifier.remove[0]: "Transfer-Encoding" is a header of the protocol and cannot be changed; remove it
             spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "b\r\nc: d" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
@@ -492,8 +492,8 @@ fn unsupported_http_routes_are_rejected() {
             spec.rules[0].matches[0].path: is "/a", not a map; write a map, such as {type: PathPrefix, value: "/a"}
             spec.rules[0].matches[0].method: "get" is not a supported value; did you mean `GET`?
             spec.rules[0].matches[0].method: "FETCH" is not a supported value; use `GET`, `HEAD`, `POST`, `PUT`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
-            spec.rules[0].matches[0].headers[0]: "a b" is not the name of a header; use letters, digits and `-`
-            spec.rules[0].matches[0].headers: has two entries for one name, of which only the first would apply; remove one of the two
+            spec.rules[0].matches[0].headers[0].name: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].matches[0].headers[1]: has the name of another entry, of which only the first would apply; remove one of the two
             spec.rules[0].matches[0].headers[0].type: "Regex" is not a supported value; use `Exact` or `RegularExpression`
             spec.rules[0].matches[0].headers: is a map, not a list; write a list, each element after `- `
             spec.rules[0].matches[0].queryParams[0].value: 1 is a number, not text; write "1" in quotes
@@ -587,7 +587,7 @@ fn unsupported_grpc_routes_are_rejected() {
             spec.rules[0].matches[0].method.method: "1a" is not a name in gRPC; use a name such as ListBooks, of at most 1024 bytes
             spec.rules[0].matches[0].method.type: "Prefix" is not a supported value; use `Exact` or `RegularExpression`
             spec.rules[0].matches[0].method.service: "(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
-            spec.rules[0].matches[0].headers: has two entries for one name, of which only the first would apply; remove one of the two
+            spec.rules[0].matches[0].headers[1]: has the name of another entry, of which only the first would apply; remove one of the two
             spec.rules[0].filters[0].type: "URLRewrite" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
             spec.rules[0].filters[0].type: "RequestRedirect" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
             spec.rules[0].timeouts: is an unknown field; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`

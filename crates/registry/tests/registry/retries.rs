@@ -80,13 +80,13 @@ fn invalid_retries_are_rejected() {
             spec.destinations: is missing; add `destinations`
             spec.retryPolicy: is missing; add `retryPolicy`
             spec.source: is in the namespace other, not in default; put the policy into the namespace of its source
-            spec.destinations: is empty; name the services
+            spec.destinations: is empty; add an element
             spec.destinations[0].kind: "Pod" is not a supported value; use `Service`
-            spec.retryPolicy.retryOn: "retriable-headers" is not a supported condition; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
-            spec.retryPolicy.retryOn: "200" is not a supported condition; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
-            spec.retryPolicy.retryOn: "" is not a supported condition; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.retryOn: "5xx,retriable-headers" has the unsupported condition "retriable-headers"; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.retryOn: 200 has the unsupported condition "200"; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.retryOn: "" has the unsupported condition ""; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
             spec.retryPolicy.numRetries: 11 is out of range; use a number from 0 to 10
-            spec.retryPolicy.perTryTimeout: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.retryPolicy.perTryTimeout: "soon" is not a duration; use a time with a unit, from 0s to 24h, such as "5s"
             spec.retryPolicy.hedge: is an unknown field; remove it, or use `retryOn`, `perTryTimeout`, `numRetries` or `retryBackoffBaseInterval`
         "#]],
     );

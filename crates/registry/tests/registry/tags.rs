@@ -1,7 +1,7 @@
 //! Tests of tag rules: documented examples, rejections and warnings.
 
 use expect_test::{Expect, expect};
-use leno_model::{Object, TagScope};
+use leno_model::{FieldTest, NumberRelation, Object, TagScope, TextRelation, ValueTest};
 use leno_registry::{FileSource, lint_objects, read_str};
 
 use crate::pages::page_examples;
@@ -31,6 +31,30 @@ fn rules_are_sorted_by_precedence() {
     assert_eq!(route.scope, TagScope::Service("shop/orders".parse().unwrap(), None));
 }
 
+#[test]
+fn tests_of_headers_have_the_order_of_the_manifest_and_lower_case_names() {
+    let text = "{apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {name: a}, \
+         spec: {scope: mesh, fallbackPolicy: [default, fail], rules: [{split: [{instances: any}], \
+         match: {headers: {X-B: x, Host: {in: [y, z], ignoreCase: true}, c: {atLeast: -1}, \
+         a: {regex: y, ignoreCase: true}, d: {present: false}}}}]}}";
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, []);
+    let Some((Object::TagRoute(route), _)) = objects.first() else { panic!("{objects:?}") };
+    let text_test = |relation, texts: &[&str], ignore_case| {
+        let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+        ValueTest::Text { relation, texts, ignore_case }
+    };
+    let expected = [
+        ("x-b", text_test(TextRelation::Exact, &["x"], false)),
+        (":authority", text_test(TextRelation::In, &["y", "z"], true)),
+        ("c", ValueTest::Number { relation: NumberRelation::AtLeast, bound: -1 }),
+        ("a", text_test(TextRelation::Regex, &["(?i:y)"], false)),
+        ("d", ValueTest::Absent),
+    ];
+    let expected = expected.map(|(name, test)| FieldTest { name: name.to_owned(), test });
+    assert_eq!(route.rules.rules[0].request_match.headers, expected);
+}
+
 /// Checks the rejections of a kind's specs, one per line.
 fn check_rejections(kind: &str, specs: &[&str], expected: &Expect) {
     let metadata = format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}");
@@ -58,14 +82,16 @@ fn unsupported_tag_routes_are_rejected() {
             "{service: a, fallbackPolicy: any, rules: [{match: {path: {exact: a}}, split: [{tags: {v: a}}]}]}",
             "{service: a, fallbackPolicy: any, rules: [{match: {methods: [get]}, split: [{tags: {v: a}}]}]}",
             "{service: a, fallbackPolicy: any, rules: [{match: {headers: {a b: c}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{match: {headers: {A: b, a: c}}, split: [{tags: {v: a}}]}]}",
             "{service: a, fallbackPolicy: any, rules: [{match: {headers: {a: {above: x}}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{match: {headers: {a: {above: 1, ignoreCase: true}}}, split: [{tags: {v: a}}]}]}",
             "{service: a, fallbackPolicy: any, rules: [{match: {queryParams: {a: {in: []}}}, split: [{tags: {v: a}}]}]}",
             "{service: a, fallbackPolicy: any, rules: [{sticky: {}, split: [{tags: {v: a}}]}]}",
             "{service: a, preferSameTag: [{tags: [zone], minPercent: 101}]}",
             "{service: a, preferSameTag: [{tags: []}]}",
         ],
         &expect![[r#"
-            spec: is incomplete; set one of `service`, `scope`
+            spec: has no scope; add `service` or `scope`
             spec: has no rules; add `rules` or `preferSameTag`
             spec: has `service` and `scope` together; keep one of them
             spec.port: requires `service`; remove it, or name a `service`
@@ -76,18 +102,19 @@ fn unsupported_tag_routes_are_rejected() {
             spec.rules[0].split: is missing; add `split`
             spec.rules[0].split: has no target with a weight above 0; add one
             spec.rules[0].split[0]: has `tags` and `instances` together; keep one of them
-            spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
+            spec.rules[0].split[0].tags: is empty; add an entry
             spec.rules[0].split[0].tags.v: 2 is a number, not text; write "2" in quotes
-            spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
             spec.rules[0].from: is empty; name a `service` or `tags`, or remove it
             spec.rules[0].match.path.exact: "a" does not start with `/`; use a path such as "/ratings"
             spec.rules[0].match.methods[0]: "get" is not a method; use one such as GET; methods are written in capital letters
-            spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].match.headers["a b"]: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].match.headers.a: is the name of another header; remove one of the two
             spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
-            spec.rules[0].match.queryParams.a.in: is empty, and matches no request; list at least one text
-            spec.rules[0].sticky: is incomplete; set one of `header`, `cookie`
+            spec.rules[0].match.headers.a.ignoreCase: is not supported for numbers; remove it
+            spec.rules[0].match.queryParams.a.in: is empty; add an element
+            spec.rules[0].sticky: has no key; add `header` or `cookie`
             spec.preferSameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
-            spec.preferSameTag[0].tags: names no tag; name one, such as `zone`
+            spec.preferSameTag[0].tags: is empty; add an element
         "#]],
     );
 }
@@ -106,11 +133,11 @@ fn unsupported_lanes_are_rejected() {
         ],
         &expect![[r#"
             spec.service: is missing; add `service`
-            spec.rules[0].marks: has 0 percent in total; use 1 to 100 in total
+            spec.rules[0].marks: is empty; add an element
             spec.rules[0].marks: has 101 percent in total; use 1 to 100 in total
-            spec.rules[0].marks[0].headers.Connection: connection is not for applications; use a header of your own
-            spec.rules[0].marks[0].headers.a: is not the value of a header; use printable ASCII without outer blanks
-            spec.rules[0].marks[0].headers: names no header; name one, such as `x-lane: gray`
+            spec.rules[0].marks[0].headers.Connection: "Connection" is not for applications; use a header of your own
+            spec.rules[0].marks[0].headers.a: "b\nc" is not the value of a header; use at most 4096 printable ASCII characters without outer blanks
+            spec.rules[0].marks[0].headers: is empty; add an entry
         "#]],
     );
 }
@@ -149,7 +176,7 @@ fn unsupported_sermant_rules_are_rejected() {
         &expect![[r#"
             spec.compat: "istio" is not a supported value; use `sermant`
             spec.key: "servicecomb.tagRule.a" is not a key of the service-router; use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or `servicecomb.globalRouteRule`
-            spec.key: "A" is not the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
+            spec.key: "servicecomb.routeRule.A" does not end with the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
             spec.rules: is a list, not a map; write a map of names and values
             spec.rules: is not YAML (while parsing a node, did not find expected node content) in line 2 of it; correct it
             spec.rules: is empty; write the rules as they are published

@@ -12,7 +12,7 @@ fn any_sampling() -> impl Strategy<Value = Sampling> {
 }
 
 pub(super) fn any_observability() -> impl Strategy<Value = Observability> {
-    let propagation = PropagationFormat::ALL.iter().map(|(_, format)| *format).collect::<Vec<_>>();
+    let propagation = PropagationFormat::ALL.to_vec();
     let url = ("[a-z]{1,9}", 1u16..).prop_map(|(host, port)| format!("http://{host}:{port}"));
     let protocols =
         [CollectorProtocol::OtlpHttp, CollectorProtocol::OtlpGrpc, CollectorProtocol::Zipkin];

@@ -5,7 +5,6 @@ use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
 use crate::document::NodeValue;
 use crate::field::Field;
-use crate::pattern;
 
 /// Reads a map from names to one condition or a list of conditions.
 pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
@@ -130,7 +129,7 @@ pub(super) enum RegexValidity {
 /// Checks an expression. An expression that no engine accepts never matches; an expression that only Java's engine
 /// accepts is rejected.
 pub(super) fn check_regex(field: &Field<'_>, text: &str) -> Option<RegexValidity> {
-    let Err(error) = pattern::check_pattern(text) else {
+    let Err(error) = leno_model::check_pattern(text) else {
         return Some(RegexValidity::Valid);
     };
     if MALFORMED_MESSAGES.iter().any(|message| error.contains(message)) {

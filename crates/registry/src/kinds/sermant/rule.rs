@@ -4,15 +4,15 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerMatch, CallerRule, FallbackPolicy, LaneMark, LaneRule, Name, PathMatch, Quorum,
-    RepeatedHeader, RuleOrigin, ServiceName, TagDialect, TagMatch, TagRouteName, TagRule, TagSet,
-    TagSplit, TagTarget, TagValue, WeightUnit,
+    CallerMatch, CallerRule, FallbackPolicy, LaneHeaders, LaneMark, LaneRule, Name, PathMatch,
+    Quorum, RepeatedHeader, RuleOrigin, ServiceName, TagDialect, TagMatch, TagRouteName, TagRule,
+    TagSet, TagSplit, TagTarget, TagValue, WeightUnit,
 };
 
 use super::condition::{RegexValidity, check_regex, read_conditions, read_headers};
 use super::warn_about_unknown_fields;
 use crate::field::{Field, MapFields};
-use crate::kinds::lane;
+use crate::schema_reader::read_definition;
 
 /// The object that contains the rules. The origin of a rule is the object's name and the rule's index.
 pub(super) struct RulesLocation<'a> {
@@ -126,7 +126,7 @@ pub(super) fn read_lane_rule(
 ) -> Option<Vec<LaneRule>> {
     let fields = element.read_any_fields()?;
     warn_about_unknown_fields(element, &["precedence", "description", "match", "route"]);
-    let marks = read_marks(&fields)?;
+    let marks = read_marks(&fields, &origin.name.namespace)?;
     if marks.is_empty() {
         return Some(Vec::new());
     }
@@ -201,7 +201,7 @@ fn method_case_variants(method: &str) -> Vec<String> {
 
 /// Reads the headers that a lane adds to requests, each with the percentage of the requests that get it; empty if no route
 /// is complete.
-fn read_marks(fields: &MapFields<'_>) -> Option<Vec<LaneMark>> {
+fn read_marks(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<LaneMark>> {
     let mut marks = Vec::new();
     for route in read_routes(fields, "route")? {
         let route_fields = route.read_any_fields()?;
@@ -212,7 +212,8 @@ fn read_marks(fields: &MapFields<'_>) -> Option<Vec<LaneMark>> {
             continue;
         };
         let percent = weight.read_number(0, i32::MAX.unsigned_abs())?;
-        marks.push(LaneMark { percent, headers: lane::read_headers(headers)? });
+        let headers: LaneHeaders = read_definition(headers, namespace)?;
+        marks.push(LaneMark { percent, headers: headers.into_headers() });
     }
     if marks.is_empty() {
         warn_about_incomplete_element(fields.map_field(), "a `route`");

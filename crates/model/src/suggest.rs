@@ -27,7 +27,8 @@ pub fn closest_word<'a>(word: &str, known_words: &[&'a str]) -> Option<&'a str> 
 }
 
 /// Joins words to a list of alternatives: `` `a`, `b` or `c` ``.
-pub(crate) fn join_with_or(words: &[&str]) -> String {
+#[must_use]
+pub fn join_with_or(words: &[&str]) -> String {
     match words {
         [] => "nothing".to_owned(),
         [only] => format!("`{only}`"),
@@ -36,7 +37,8 @@ pub(crate) fn join_with_or(words: &[&str]) -> String {
 }
 
 /// Joins words to a list: `` `a`, `b` and `c` ``.
-pub(crate) fn join_with_and(words: &[&str]) -> String {
+#[must_use]
+pub fn join_with_and(words: &[&str]) -> String {
     match words {
         [] | [_] => join_with_or(words),
         [preceding @ .., last] => format!("`{}` and `{last}`", preceding.join("`, `")),

@@ -6,7 +6,7 @@ use regex::RegexBuilder;
 ///
 /// # Errors
 /// A short description of the problem.
-pub(crate) fn check_pattern(pattern: &str) -> Result<(), String> {
+pub fn check_pattern(pattern: &str) -> Result<(), String> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return Err(format!("longer than {MAX_PATTERN_BYTES} bytes"));
     }
