@@ -592,6 +592,8 @@ pub struct JwtIssuer {
     pub accepts_without_expiration: bool,
     #[prost(uint64, tag = "91")]
     pub max_age_nanoseconds: u64,
+    #[prost(string, repeated, tag = "92")]
+    pub algorithms: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JwtLocation {

@@ -5,10 +5,12 @@
 
 mod keys;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use leno_model::JwtAlgorithm;
 use serde_json::{Map, Value};
 
 pub use keys::{JwkSetError, JwtKeys};
@@ -64,6 +66,8 @@ pub struct JwtRequirements<'a> {
     pub issuer: &'a str,
     /// The accepted audiences; all if empty.
     pub aud: &'a [String],
+    /// The accepted signature algorithms; every supported one if empty.
+    pub algorithms: &'a BTreeSet<JwtAlgorithm>,
     /// The tolerated clock skew.
     pub clock_skew: Duration,
     /// True if tokens without an expiration time are rejected.
@@ -118,6 +122,10 @@ impl<'a> UnverifiedJwt<'a> {
         }
         let algorithm =
             self.header.get("alg").and_then(Value::as_str).ok_or(JwtError::Malformed)?;
+        let is_accepted = |accepted: &JwtAlgorithm| accepted.as_str() == algorithm;
+        if !requirements.algorithms.is_empty() && !requirements.algorithms.iter().any(is_accepted) {
+            return Err(JwtError::UnsupportedAlgorithm);
+        }
         let key_id = self.header.get("kid").and_then(Value::as_str);
         keys.verify_signature(algorithm, key_id, self.signed.as_bytes(), &self.signature)?;
         if self.issuer() != Some(requirements.issuer) {

@@ -1,11 +1,13 @@
 //! Settings of JSON web token (JWT) validation: accepted issuers, required tokens, and claims forwarded to the
 //! application.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::action::HeaderEdits;
 use crate::definition::{
-    Definition, HEADER_NAME, ManifestBuilder, TextProblem, TextSchema, normalize_header_name,
+    Definition, HEADER_NAME, ManifestBuilder, ManifestValue, Schema, TextProblem, TextSchema,
+    normalize_header_name,
 };
 use crate::issuer_keys::IssuerKeys;
 use crate::request_match::RequestMatch;
@@ -87,6 +89,9 @@ pub struct JwtIssuer {
     /// Public keys of the issuer.
     #[field(name = "jwks")]
     pub keys: IssuerKeys,
+    /// Accepted signature algorithms (RFC 7518, RFC 8037, RFC 9864). The type of the key must permit the algorithm too.
+    #[field(list(1, 16), absent = "every supported algorithm")]
+    pub algorithms: BTreeSet<JwtAlgorithm>,
     /// Locations of tokens in requests.
     #[field(
         name = "from",
@@ -124,6 +129,38 @@ impl JwtIssuer {
         Some(self)
     }
 }
+
+/// A supported signature algorithm. All are asymmetric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JwtAlgorithm(&'static str);
+
+impl JwtAlgorithm {
+    /// Returns the algorithm with this `alg` name; `None` if it is not supported.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        JWT_ALGORITHMS.iter().find(|algorithm| **algorithm == name).copied().map(Self)
+    }
+
+    /// Returns the `alg` name, such as `ES256`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        self.0
+    }
+}
+
+impl Definition for JwtAlgorithm {
+    const SCHEMA: Schema = Schema::Choice(JWT_ALGORITHMS);
+
+    fn build(value: ManifestValue, _: &mut ManifestBuilder<'_>) -> Option<Self> {
+        JWT_ALGORITHMS.get(value.choice_index()?).copied().map(Self)
+    }
+}
+
+/// The supported algorithms. `EdDSA` and `Ed25519` are two names of one algorithm.
+const JWT_ALGORITHMS: &[&str] = &[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+    "Ed25519",
+];
 
 /// The location of a token in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

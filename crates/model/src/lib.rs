@@ -123,7 +123,9 @@ pub use ingress::{
 pub use instance::{Instance, InvalidInstance, Uid};
 pub use ip_range::{InvalidIpRange, IpRange};
 pub use issuer_keys::{IssuerKeys, KeyServer, KeySource};
-pub use jwt::{ClaimHeader, ClaimMatch, JwtIssuer, JwtLocation, JwtValidation, TokenRequirement};
+pub use jwt::{
+    ClaimHeader, ClaimMatch, JwtAlgorithm, JwtIssuer, JwtLocation, JwtValidation, TokenRequirement,
+};
 pub use kind_definition::{KIND_DEFINITIONS, KindDefinition, KindScope};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, MAX_TEMPLATE_BYTES};
 pub use mesh::{AdmissionSettings, DefaultPolicy, Egress, MeshConfig, MtlsMode};

@@ -1,9 +1,10 @@
 //! Converts JWT validation policies to and from the wire: issuers, keys, token locations and claims.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use leno_model::{
-    ClaimHeader, IssuerKeys, JwtIssuer, JwtLocation, JwtValidation, TokenRequirement,
+    ClaimHeader, IssuerKeys, JwtAlgorithm, JwtIssuer, JwtLocation, JwtValidation, TokenRequirement,
 };
 
 use super::field::{InvalidField, convert_each, to_nanoseconds};
@@ -67,6 +68,7 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
     proto::JwtIssuer {
         issuer: issuer.issuer.clone(),
         aud: issuer.aud.clone(),
+        algorithms: issuer.algorithms.iter().map(|name| name.as_str().to_owned()).collect(),
         keys: match &issuer.keys {
             IssuerKeys::Inline(keys) => keys.to_string(),
             // An empty set verifies no token, in older sidecars too.
@@ -104,10 +106,17 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, InvalidField> {
             format!("{clock_skew:?} is too long"),
         ));
     }
+    // A later version may know more algorithms. Without them, the accepted ones are fewer, and never all.
+    let algorithms: BTreeSet<JwtAlgorithm> =
+        wire.algorithms.iter().filter_map(|name| JwtAlgorithm::from_name(name)).collect();
+    if algorithms.is_empty() && !wire.algorithms.is_empty() {
+        return Err(InvalidField::new("algorithms", "are all unknown to this version"));
+    }
     let max_age = Duration::from_nanos(wire.max_age_nanoseconds);
     Ok(JwtIssuer {
         issuer: wire.issuer,
         aud: wire.aud,
+        algorithms,
         keys: match wire.keys.is_empty() {
             true => IssuerKeys::Pending,
             false => IssuerKeys::Inline(wire.keys.into()),

@@ -80,12 +80,21 @@ fn valid_claims() -> Value {
 }
 
 fn verify_token(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, JwtError> {
+    verify_with_algorithms(token, keys, &BTreeSet::new())
+}
+
+fn verify_with_algorithms(
+    token: &str,
+    keys: &JwtKeys,
+    algorithms: &BTreeSet<JwtAlgorithm>,
+) -> Result<Map<String, Value>, JwtError> {
     let aud = ["shop".to_owned()];
     UnverifiedJwt::read(token)?.verify(
         keys,
         JwtRequirements {
             issuer: "https://issuer",
             aud: &aud,
+            algorithms,
             clock_skew: Duration::from_secs(10),
             requires_expiration: true,
             max_age: None,
@@ -125,6 +134,30 @@ fn each_algorithm_verifies_signatures_of_its_key() {
         let (signed_part, signature) = with_key_id.rsplit_once('.').unwrap();
         let tampered = format!("{}.{signature}", signed_part.replacen('.', ".e30", 1));
         assert!(verify_token(&tampered, &keys).is_err());
+    }
+}
+
+#[test]
+fn an_algorithm_that_the_issuer_does_not_use_is_rejected() {
+    let issuer = TestIssuer::new();
+    let keys = issuer.jwt_keys();
+    let token =
+        sign_token(&json!({"alg": "ES256"}), &valid_claims(), |signed| issuer.sign_with_ec(signed));
+    for (names, is_accepted) in [
+        (&[][..], true),
+        (&["ES256"], true),
+        (&["RS256", "ES256"], true),
+        (&["RS256", "ES384"], false),
+        (&["EdDSA"], false),
+    ] {
+        let algorithms: BTreeSet<JwtAlgorithm> =
+            names.iter().map(|name| JwtAlgorithm::from_name(name).unwrap()).collect();
+        let expected = match is_accepted {
+            true => Ok(()),
+            false => Err(JwtError::UnsupportedAlgorithm),
+        };
+        let verified = verify_with_algorithms(&token, &keys, &algorithms).map(drop);
+        assert_eq!(verified, expected, "{names:?}");
     }
 }
 
@@ -231,6 +264,7 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
         let requirements = JwtRequirements {
             issuer: "https://issuer",
             aud: &[],
+            algorithms: &BTreeSet::new(),
             clock_skew: Duration::from_secs(10),
             requires_expiration,
             max_age,

@@ -1,5 +1,6 @@
 //! Properties of JSON web tokens and JWK sets for any bytes.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, UNIX_EPOCH};
 
 use leno_identity::{JwtKeys, JwtRequirements, UnverifiedJwt, claim_values};
@@ -48,6 +49,7 @@ fn keys_verify(token: &str, keys: &JwtKeys) -> bool {
     let requirements = JwtRequirements {
         issuer: "https://issuer",
         aud: &[],
+        algorithms: &BTreeSet::new(),
         clock_skew: Duration::from_secs(10),
         max_age: None,
         requires_expiration: false,

@@ -1,5 +1,6 @@
 //! JSON web tokens in requests, verified before all other policies.
 
+use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::rand::SystemRandom;
@@ -50,6 +51,7 @@ impl Issuer {
         let issuer = JwtIssuer {
             issuer: "me".to_owned(),
             aud: vec!["ratings".to_owned()],
+            algorithms: BTreeSet::new(),
             keys: IssuerKeys::Inline(self.key_set().into()),
             locations: vec![
                 JwtLocation::Header { name, prefix },

@@ -144,7 +144,7 @@ fn token_settings_without_effect_are_rejected() {
             spec.issuers[0].requireExpiration: 1 is neither true nor false; use true or false
             spec.issuers[0].claimToHeaders[0].header: "content-length" is a header of the protocol; use another header, such as `x-user`
             spec.issuers[0].claimToHeaders[1]: has the header of another claim; use another header for one of them
-            spec.issuers[0].algorithms: is an unknown field; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `clockSkew`, `requireExpiration`, `maxAge`, `claimToHeaders` or `forwardOriginalToken`
+            spec.issuers[0].algorithms[0]: "none" is not a supported value; use `RS256`, `RS384`, `RS512`, `PS256`, `PS384`, `PS512`, `ES256`, `ES384`, `ES512`, `EdDSA` or `Ed25519`
             spec: has both `required` and `requiredFor`; keep one of them
             spec.issuers[1]: is listed twice; remove one of the two
         "#]],

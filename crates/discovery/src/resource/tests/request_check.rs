@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use leno_model::{
     Authorization, BodyExcerpt, CheckService, CheckServiceAddress, ClaimHeader, Descriptor,
-    DescriptorEntry, DescriptorValue, FailureMode, GlobalLimit, IssuerKeys, JwtIssuer, JwtLocation,
-    JwtValidation, LongBodyAction, PortCheck, RequestCheck, Server, TokenRequirement,
+    DescriptorEntry, DescriptorValue, FailureMode, GlobalLimit, IssuerKeys, JwtAlgorithm,
+    JwtIssuer, JwtLocation, JwtValidation, LongBodyAction, PortCheck, RequestCheck, Server,
+    TokenRequirement,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -55,16 +56,19 @@ fn any_jwt_validation() -> impl Strategy<Value = JwtValidation> {
         Just(IssuerKeys::Pending),
         ".{1,9}".prop_map(|keys| IssuerKeys::Inline(keys.into()))
     ];
-    let texts = ("[a-z]{1,5}", vec("[a-z]{1,5}", 0..3), keys);
+    let algorithms = prop::sample::subsequence(vec!["ES256", "RS256", "Ed25519"], 0..3);
+    let texts = ("[a-z]{1,5}", vec("[a-z]{1,5}", 0..3), keys, algorithms);
     let max_age = prop::option::of((1..9999_u64).prop_map(Duration::from_secs));
     let times = (0..3600_u64, any::<bool>(), max_age);
     let issuer = (texts, vec(location, 1..3), times, vec(claim_header, 0..3), any::<bool>());
     let issuer =
         issuer.prop_map(|(texts, locations, times, claim_to_headers, forward_original_token)| {
-            let ((issuer, aud, keys), (clock_skew, requires_expiration, max_age)) = (texts, times);
+            let ((issuer, aud, keys, algorithms), (clock_skew, requires_expiration, max_age)) =
+                (texts, times);
             JwtIssuer {
                 issuer,
                 aud,
+                algorithms: algorithms.into_iter().filter_map(JwtAlgorithm::from_name).collect(),
                 keys,
                 locations,
                 clock_skew: Duration::from_secs(clock_skew),

@@ -130,6 +130,7 @@ fn verify_all_tokens(
         let requirements = JwtRequirements {
             issuer: &issuer.issuer,
             aud: &issuer.aud,
+            algorithms: &issuer.algorithms,
             clock_skew: issuer.clock_skew,
             requires_expiration: issuer.requires_expiration,
             max_age: issuer.max_age,
