@@ -6,16 +6,20 @@
 //! * An enum of unit variants is a choice of words, which are the names of the variants.
 //! * An enum of variants with one value or named fields is a map with exactly one key. A struct with more keys includes it.
 //!
-//! A struct takes the attributes `#[definition(cel("expression", "message"))]`, `#[definition(check = function)]`, whose
-//! function receives the built value and the builder, `#[definition(example("field", "value"))]`, which completes the
-//! proposal of a map in place of a scalar, `#[definition(text_problem = function)]`, whose function returns the problem of
-//! some texts in place of the map, and `#[definition(builds = Type)]`: the method `build_type` of the struct turns its fields
-//! into that type. A check or `build_type` that rejects nothing returns the type itself, and any other one an `Option` of it.
-//! An enum with values takes `#[definition(noun = "word")]`, for messages, and `builds`.
+//! A struct takes these attributes:
+//!
+//! * `#[definition(cel("expression", "message"))]`: a rule in CEL for the schema of Kubernetes.
+//! * `#[definition(check = function)]`: the function receives the built value and the builder.
+//! * `#[definition(example("field", "value"))]` completes the proposal of a map in place of a scalar.
+//! * `#[definition(text_problem = function)]`: the function returns the problem of some texts in place of the map.
+//! * `#[definition(builds = Type)]`: the method `build_type` of the struct turns its fields into that type.
+//!
+//! A check or `build_type` that rejects nothing returns the type itself, and any other one an `Option` of it. An enum with
+//! values takes `#[definition(noun = "word")]`, for messages, and `builds`.
 //!
 //! A field takes `#[field(…)]` with `name = "key"`, `default = "literal"`, `absent = "meaning"`, `required` (of a list),
 //! `integer(min, max)`, `duration("min", "max")` or `duration(MIN, MAX)` with constants, `percentage`, `text = SCHEMA`,
-//! `list(min, max)`, `entries(min, max)` with `key = SCHEMA` of a `BTreeMap` or `Entries`, whose values may be lists, and
+//! `list(min, max)`, `entries(min, max)` with `key = SCHEMA` of a `BTreeMap` or `Entries` of values or lists, and
 //! `include`: the fields of its type belong to the same map. `check = function` checks a field even if another one is
 //! invalid: the function receives the built field and the builder of the enclosing map. A variant takes `name` and the
 //! attributes of its value. Each other attribute is a compile error, because it would have no effect.

@@ -18,8 +18,8 @@ pub struct FixedResponse {
 }
 
 impl FixedResponse {
-    /// True for a valid status of a fixed response: a final status whose responses have a body (RFC 9110 §15.3.5,
-    /// §15.3.6, §15.4.5).
+    /// True for a valid status of a fixed response: a final status, not one without a body (RFC 9110
+    /// §15.3.5, §15.3.6, §15.4.5).
     #[must_use]
     pub const fn is_valid_status(status: u16) -> bool {
         matches!(status, 200..=599) && !matches!(status, 204 | 205 | 304)

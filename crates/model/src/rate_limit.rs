@@ -333,7 +333,7 @@ impl Rate {
     /// The maximum of `buckets` in a rule's key. It bounds the memory of a rule.
     pub const MAX_BUCKETS: u32 = 100_000;
 
-    /// Returns a rate whose burst defaults to its count.
+    /// Returns a rate. The burst defaults to the count.
     fn with_burst(count: u32, period: Duration, burst: Option<u32>) -> Self {
         Self { count, period, burst: burst.unwrap_or(count) }
     }

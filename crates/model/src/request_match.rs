@@ -262,7 +262,7 @@ impl From<DecodedPathMatch> for PathMatch {
     }
 }
 
-/// A match of a header, whose name is case-insensitive.
+/// A match of a header. Names of headers are case-insensitive.
 #[derive(Debug)]
 pub(crate) struct HeaderMatch(FieldMatch);
 
